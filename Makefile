@@ -1,0 +1,56 @@
+# Two commands do all the set-up on a machine with Python 3.11 or newer: `make demo` and `make test`.
+# Each makes .venv and fetches what it needs; what it cannot fetch (Java, Maven), it names.
+
+PYTHON ?= python3
+BROKER ?= none
+BIN := .venv/bin
+
+.PHONY: help install install-dev kafka demo test check format bench clean
+
+help: ## Say what each target does
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+.venv/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else f"tieringd needs Python 3.11 or newer, and $(PYTHON) is {sys.version.split()[0]}: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+install: .venv/.installed ## Make .venv with tieringd in it
+
+install-dev: .venv/.installed-dev ## Add what tests, checks and benchmarks need
+
+kafka: .venv/.installed-dev ## Fetch Kafka's jars through Maven (into ~/.cache/tieringd)
+	$(BIN)/python -m tests.support.kafka_jars
+
+ifeq ($(BROKER),kafka)
+demo: kafka
+else
+demo: .venv/.installed
+endif
+demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker and SeaweedFS)
+	$(BIN)/python -m tieringd demo --broker $(BROKER)
+
+test: kafka ## Run every test, on real components
+	$(BIN)/pytest $(TESTS)
+
+check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/interrogate --quiet --exclude tests/support --exclude tests/golden tests
+
+format: .venv/.installed-dev ## Format and mend what the linter can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/.installed-dev ## Measure the upload path beside its peers (ARGS=--quick for a short run)
+	$(BIN)/python -m benchmarks.upload $(ARGS)
+
+clean: ## Remove .venv and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,395 @@
+"""
+What every object store does: the definition of `storage.base`, as tests.
+
+A backend subclasses `ObjectStoreContract` and gives two fixtures: `store`, the store under
+test, empty; and `bucket`, a way around it to the same objects, for set-up and checks.
+Where a server is known to differ, the subclass says so in one of the class attributes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from crc32c import crc32c
+
+from tieringd.errors import (
+    BucketNotFound,
+    ChecksumRejected,
+    LocalFileError,
+    ObjectNotFound,
+    PreconditionFailed,
+)
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tieringd.storage.base import ObjectInfo, ObjectStore
+
+MIB = 1 << 20
+SIZES = [
+    pytest.param(0, id="empty"),
+    pytest.param(1, id="one-byte"),
+    pytest.param(MIB, id="1MiB"),
+    pytest.param(20 * MIB, id="20MiB"),  # Larger than a part of a multipart upload.
+]
+FLAT_KEYS = ("a", "a-b", "a.b", "ab", "b/c/d", "b/c/e", "b/é", "z", "é/1", "日本/1", "\uffee", "𐍈")
+
+
+class Bucket(Protocol):
+    """The same objects, without the store under test."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return an object's bytes, or None."""
+
+    def write(self, key: str, data: bytes) -> None:
+        """Store an object."""
+
+
+def content(size: int, *, seed: int = 0) -> bytes:
+    return random.Random(f"{size} {seed}").randbytes(size)
+
+
+async def put(store: ObjectStore, key: str, data: bytes, **conditions) -> ObjectInfo:
+    return await store.put(key, data, crc32c=crc32c(data), **conditions)
+
+
+async def listed(store: ObjectStore, prefix: str, *, limit: int) -> list[list[str]]:
+    pages, start_after = [], None
+    while True:
+        page = await store.list_page(prefix, start_after=start_after, limit=limit)
+        pages.append([each.key for each in page.objects])
+        if page.next_start_after is None:
+            return pages
+        assert page.next_start_after == pages[-1][-1]
+        start_after = page.next_start_after
+
+
+def in_byte_order(keys: Iterable[str]) -> list[str]:
+    return sorted(keys, key=lambda key: key.encode())
+
+
+def open_descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+class ObjectStoreContract:
+    """The behaviour that services rely on."""
+
+    verifies_checksums = True
+    """Whether a put with a wrong checksum is refused."""
+    tells_checksums = True
+    """Whether `head` knows the checksum that the put announced."""
+    lists_in_byte_order = True
+    """Whether `a-b` is listed before `a/b`."""
+    holds_nested_keys = True
+    """Whether `a` and `a/b` can both be objects."""
+
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_bytes_come_back_as_they_were_put(self, store, bucket: Bucket, size: int):
+        """An object put from bytes is stored and read back whole, with its size and checksum."""
+        data = content(size)
+        written = await put(store, "dir/key", data)
+        assert (written.key, written.size_bytes, written.crc32c) == ("dir/key", size, crc32c(data))
+        assert await asyncio.to_thread(bucket.read, "dir/key") == data
+        read, info = await store.get("dir/key")
+        assert read == data
+        assert (info.key, info.size_bytes, info.version) == ("dir/key", size, written.version)
+
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_file_slice_is_stored_without_its_surroundings(
+        self, store, bucket: Bucket, slice_of: Callable[[bytes], FileSlice], size: int
+    ):
+        """A slice that begins and ends inside a file is stored exactly."""
+        data = content(size)
+        written = await store.put("key", slice_of(data), crc32c=crc32c(data))
+        assert written.size_bytes == size
+        assert await asyncio.to_thread(bucket.read, "key") == data
+
+    async def test_put_replaces_what_was_there(self, store, bucket: Bucket):
+        """A put without a condition overwrites, and the version changes."""
+        first = await put(store, "key", b"first, and longer")
+        second = await put(store, "key", b"second")
+        assert bucket.read("key") == b"second"
+        assert second.version != first.version
+
+    async def test_every_answer_names_the_same_version(self, store, bucket: Bucket):
+        """The put, get, head and a listing agree on an object's version and size."""
+        written = await put(store, "dir/key", b"content")
+        _, got = await store.get("dir/key")
+        (entry,) = (await store.list_page("dir/")).objects
+        infos = (written, got, await store.head("dir/key"), entry)
+        assert {(info.key, info.size_bytes, info.version) for info in infos} == {
+            ("dir/key", 7, written.version)
+        }
+
+    async def test_head_tells_the_checksum(self, store):
+        """The checksum of a stored object can be asked for; a store that has none says so."""
+        data = content(1000)
+        await put(store, "key", data)
+        assert (await store.head("key")).crc32c == (crc32c(data) if self.tells_checksums else None)
+
+    async def test_modification_time_is_now(self, store):
+        """An object's modification time is near the clock of this machine, in milliseconds."""
+        now_ms = time.time() * 1000
+        written = await put(store, "key", b"content")
+        head = await store.head("key")
+        for info in (written, head):
+            assert abs(info.modified_ms - now_ms) < 3_600_000
+
+    async def test_missing_object_is_reported_by_every_read(self, store):
+        """Reading a key that was never written raises ObjectNotFound, whatever the operation."""
+        with pytest.raises(ObjectNotFound):
+            await store.get("absent")
+        with pytest.raises(ObjectNotFound):
+            await store.get_range("absent", position=0, size_bytes=1)
+        with pytest.raises(ObjectNotFound):
+            await store.get_range("absent", position=0, size_bytes=0)
+        with pytest.raises(ObjectNotFound):
+            await store.head("absent")
+
+    @pytest.mark.parametrize(
+        ("position", "size", "expected"),
+        [
+            pytest.param(0, 10, b"0123456789", id="whole"),
+            pytest.param(3, 4, b"3456", id="inside"),
+            pytest.param(8, 5, b"89", id="over-the-end"),
+            pytest.param(10, 5, b"", id="at-the-end"),
+            pytest.param(11, 5, b"", id="past-the-end"),
+            pytest.param(4, 0, b"", id="no-bytes"),
+        ],
+    )
+    async def test_range_gives_the_bytes_that_exist(self, store, bucket: Bucket, position, size, expected):
+        """A range is cut at the object's end, and is empty from there on."""
+        await asyncio.to_thread(bucket.write, "key", b"0123456789")
+        assert await store.get_range("key", position=position, size_bytes=size) == expected
+
+    async def test_range_of_an_empty_object_is_empty(self, store, bucket: Bucket):
+        """An empty object has an empty first byte range."""
+        await asyncio.to_thread(bucket.write, "key", b"")
+        assert await store.get_range("key", position=0, size_bytes=10) == b""
+
+    async def test_race_to_create_has_one_winner(self, store, bucket: Bucket):
+        """Of 16 writers that require absence one wins, and its bytes are stored."""
+        bodies = [f"writer {number}".encode() for number in range(16)]
+        results = await asyncio.gather(
+            *(put(store, "key", body, condition=IfAbsent()) for body in bodies), return_exceptions=True
+        )
+        winners = [
+            body for body, result in zip(bodies, results, strict=True) if not isinstance(result, Exception)
+        ]
+        assert {type(result) for result in results if isinstance(result, Exception)} == {PreconditionFailed}
+        assert [await asyncio.to_thread(bucket.read, "key")] == winners
+
+    async def test_race_to_replace_has_one_winner(self, store, bucket: Bucket):
+        """Of 16 writers that replace the same version one wins, and its bytes are stored."""
+        version = (await put(store, "key", b"before")).version
+        bodies = [f"writer {number}".encode() for number in range(16)]
+        results = await asyncio.gather(
+            *(put(store, "key", body, condition=IfVersion(version)) for body in bodies),
+            return_exceptions=True,
+        )
+        winners = [
+            body for body, result in zip(bodies, results, strict=True) if not isinstance(result, Exception)
+        ]
+        assert {type(result) for result in results if isinstance(result, Exception)} == {PreconditionFailed}
+        assert [await asyncio.to_thread(bucket.read, "key")] == winners
+
+    async def test_counter_loses_no_update(self, store):
+        """Eight writers that read, add one and swap, again and again, count to their sum."""
+        await put(store, "counter", b"0")
+
+        async def add_five() -> None:
+            done = 0
+            while done < 5:
+                data, info = await store.get("counter")
+                try:
+                    await put(store, "counter", b"%d" % (int(data) + 1), condition=IfVersion(info.version))
+                except PreconditionFailed:
+                    continue
+                done += 1
+
+        await asyncio.gather(*(add_five() for _ in range(8)))
+        assert (await store.get("counter"))[0] == b"40"
+
+    async def test_lost_condition_changes_nothing(self, store, bucket: Bucket, slice_of):
+        """A put whose condition does not hold leaves the object as it was, from bytes and from a file."""
+        first = await put(store, "key", b"first")
+        await put(store, "key", b"second", condition=IfVersion(first.version))
+        data = content(2 * MIB)
+        for condition in (IfAbsent(), IfVersion(first.version)):
+            for body in (data, slice_of(data)):
+                with pytest.raises(PreconditionFailed):
+                    await store.put("key", body, crc32c=crc32c(data), condition=condition)
+        assert bucket.read("key") == b"second"
+
+    async def test_replacing_a_missing_object_fails(self, store, bucket: Bucket):
+        """A swap of a version needs an object that has it."""
+        version = (await put(store, "other", b"other")).version
+        with pytest.raises(PreconditionFailed):
+            await put(store, "key", b"content", condition=IfVersion(version))
+        assert bucket.read("key") is None
+
+    async def test_deleted_object_can_be_created_again(self, store, bucket: Bucket):
+        """After a delete the key counts as absent, and its old version as gone."""
+        old = await put(store, "dir/key", b"old")
+        await store.delete_many(["dir/key"])
+        with pytest.raises(PreconditionFailed):
+            await put(store, "dir/key", b"new", condition=IfVersion(old.version))
+        await put(store, "dir/key", b"new", condition=IfAbsent())
+        assert bucket.read("dir/key") == b"new"
+
+    async def test_wrong_checksum_is_refused(self, store, bucket: Bucket, slice_of):
+        """Bytes that do not match the announced checksum are not stored."""
+        if not self.verifies_checksums:
+            assert (await store.put("key", b"content", crc32c=1)).key == "key"
+            return
+        data = content(2 * MIB)
+        for body in (data, slice_of(data)):
+            with pytest.raises(ChecksumRejected):
+                await store.put("key", body, crc32c=crc32c(data) ^ 1)
+        assert bucket.read("key") is None
+
+    @pytest.mark.parametrize("size", [pytest.param(1000, id="small"), pytest.param(2 * MIB, id="large")])
+    async def test_file_that_was_truncated_is_reported(self, store, bucket: Bucket, slice_of, size: int):
+        """A file that ends before its slice does raises LocalFileError, and stores nothing."""
+        data = content(size)
+        body = slice_of(data)
+        os.ftruncate(body.fd, body.position + size - 10)
+        with pytest.raises(LocalFileError, match="truncated"):
+            await store.put("key", body, crc32c=crc32c(data))
+        assert bucket.read("key") is None
+        await put(store, "key", b"usable")
+        assert bucket.read("key") == b"usable"
+
+    @pytest.mark.parametrize("pause_seconds", [0, 0.001, 0.005, 0.02, 0.05])
+    async def test_cancelled_put_stores_all_or_nothing(self, store, bucket: Bucket, slice_of, pause_seconds):
+        """Cancelled at any moment, a put leaves the object absent or whole, and the store usable."""
+        data = content(20 * MIB)
+        task = asyncio.create_task(store.put("key", slice_of(data), crc32c=crc32c(data)))
+        await asyncio.wait({task}, timeout=pause_seconds)
+        task.cancel()
+        await asyncio.wait({task})
+        assert await asyncio.to_thread(bucket.read, "key") in (None, data)
+        await put(store, "key", b"usable")
+        assert bucket.read("key") == b"usable"
+
+    @pytest.mark.parametrize("limit", [1, 3, 12, 1000])
+    async def test_listing_is_complete_over_its_pages(self, store, bucket: Bucket, limit: int):
+        """Pages of any size, joined, hold every key once, in UTF-8 byte order."""
+        for key in FLAT_KEYS:
+            await asyncio.to_thread(bucket.write, f"list/{key}", b"x")
+        await asyncio.to_thread(bucket.write, "other", b"x")
+        pages = await listed(store, "list/", limit=limit)
+        assert all(len(page) == limit for page in pages[:-1])
+        assert 0 < len(pages[-1]) <= limit
+        assert [key for page in pages for key in page] == in_byte_order(f"list/{key}" for key in FLAT_KEYS)
+
+    async def test_listing_orders_a_directory_by_its_keys(self, store, bucket: Bucket):
+        """The slash is a character like others: `a-b` comes before `a/b`, and `a.b` as well."""
+        keys = ["l/a-b", "l/a.b", "l/a/b", "l/a/c", "l/a0"]
+        for key in keys:
+            await asyncio.to_thread(bucket.write, key, b"x")
+        found = [key for page in await listed(store, "l/", limit=2) for key in page]
+        assert sorted(found) == keys
+        assert (found == keys) is self.lists_in_byte_order
+
+    @pytest.mark.parametrize(
+        ("prefix", "expected"),
+        [
+            pytest.param("list/b/c", ["list/b/c/d", "list/b/c/e"], id="name-without-slash"),
+            pytest.param("list/a", ["list/a", "list/a-b", "list/a.b", "list/ab"], id="beginning-of-names"),
+            pytest.param("list/b/é", ["list/b/é"], id="whole-key"),
+            pytest.param("list/zz", [], id="nothing"),
+            pytest.param("absent/", [], id="no-directory"),
+        ],
+    )
+    async def test_prefix_need_not_be_a_directory(self, store, bucket: Bucket, prefix, expected):
+        """A listing takes any beginning of a key."""
+        for key in FLAT_KEYS:
+            await asyncio.to_thread(bucket.write, f"list/{key}", b"x")
+        assert [each.key for each in (await store.list_page(prefix)).objects] == expected
+
+    async def test_listing_starts_after_a_key_that_need_not_exist(self, store, bucket: Bucket):
+        """The start of a page may be any string."""
+        for key in ("l/a", "l/c", "l/d/e"):
+            await asyncio.to_thread(bucket.write, key, b"x")
+        page = await store.list_page("l/", start_after="l/b")
+        assert [each.key for each in page.objects] == ["l/c", "l/d/e"]
+        assert (await store.list_page("l/", start_after="m")).objects == ()
+
+    async def test_key_and_its_extension_are_both_objects(self, store, bucket: Bucket):
+        """An object `a` and an object `a/b` do not disturb each other."""
+        if not self.holds_nested_keys:
+            pytest.skip("see test_file_store.py: a filesystem refuses it with a clear error")
+        await put(store, "n/a", b"outer")
+        await put(store, "n/a/b", b"inner")
+        assert (bucket.read("n/a"), bucket.read("n/a/b")) == (b"outer", b"inner")
+        await store.delete_many(["n/a"])
+        assert (bucket.read("n/a"), bucket.read("n/a/b")) == (None, b"inner")
+
+    async def test_delete_counts_absent_keys_as_deleted(self, store, bucket: Bucket):
+        """Deleting what is not there is no error, and nothing else goes with it."""
+        await asyncio.to_thread(bucket.write, "dir/here", b"x")
+        await asyncio.to_thread(bucket.write, "dir/stays", b"x")
+        await store.delete_many(["dir/here", "dir/absent", "nowhere/absent"])
+        await store.delete_many(["dir/here"])
+        await store.delete_many([])
+        assert (bucket.read("dir/here"), bucket.read("dir/stays")) == (None, b"x")
+
+    async def test_delete_takes_more_keys_than_one_request(self, store, bucket: Bucket):
+        """More than a thousand keys are deleted, the first and the last included."""
+        keys = [f"many/{number:04d}" for number in range(1005)]
+        for key in (keys[0], keys[999], keys[1000], keys[-1]):
+            await asyncio.to_thread(bucket.write, key, b"x")
+        await store.delete_many(keys)
+        assert (await store.list_page("many/")).objects == ()
+
+    async def test_close_may_be_called_twice(self, store):
+        """A store that is closed can be closed again."""
+        await put(store, "key", b"content")
+        await store.close()
+        await store.close()
+
+    async def test_puts_leave_no_descriptor_open(self, store, slice_of):
+        """After many puts, good and bad, as many descriptors are open as before."""
+        data = content(2 * MIB)
+        body = slice_of(data)
+        await store.put("key", body, crc32c=crc32c(data))
+        too_long = FileSlice(body.fd, body.position, body.size_bytes + 2 * MIB)
+        before = open_descriptors()
+        for number in range(10):
+            await store.put(f"key-{number}", body, crc32c=crc32c(data))
+            with pytest.raises(PreconditionFailed):
+                await store.put("key", body, crc32c=crc32c(data), condition=IfAbsent())
+            with pytest.raises(LocalFileError):
+                await store.put("short", too_long, crc32c=0)
+        await store.put("key", body, crc32c=crc32c(data))
+        assert open_descriptors() <= before
+
+
+class MissingBucketContract:
+    """What a store does whose bucket is not there; `missing_store` is one."""
+
+    async def test_missing_bucket_is_named_by_every_operation(self, missing_store, slice_of):
+        """Every call raises BucketNotFound, and none creates the bucket."""
+        data = content(2 * MIB)
+        calls = [
+            lambda: put(missing_store, "key", b"content"),
+            lambda: missing_store.put("key", slice_of(data), crc32c=crc32c(data)),
+            lambda: missing_store.get("key"),
+            lambda: missing_store.get_range("key", position=0, size_bytes=1),
+            lambda: missing_store.head("key"),
+            lambda: missing_store.list_page(""),
+            lambda: missing_store.delete_many(["key"]),
+        ]
+        for call in calls:
+            with pytest.raises(BucketNotFound) as caught:
+                await call()
+            assert caught.value.hint

@@ -1,0 +1,48 @@
+"""The contract, kept by the S3 store with a second server, moto: another reading of the same API."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from tests.contract.object_store_contract import MissingBucketContract, ObjectStoreContract
+from tests.support.s3_bucket import S3Bucket
+from tieringd.storage.s3 import S3Settings, S3Store
+
+
+class TestS3StoreWithMoto(ObjectStoreContract, MissingBucketContract):
+    """A bucket for each test."""
+
+    # It neither checks nor keeps the announced checksum, and stores whatever arrives.
+    verifies_checksums = False
+    tells_checksums = False
+
+    @pytest.fixture
+    def settings(self, moto_url):
+        return S3Settings(
+            bucket=f"contract-{uuid.uuid4().hex}",
+            prefix="some/prefix",
+            endpoint_url=moto_url,
+            access_key="test",
+            secret_key="testtest",
+            url_style="path",
+        )
+
+    @pytest.fixture
+    async def missing_store(self, settings):
+        store = await S3Store.open(settings)
+        yield store
+        await store.close()
+
+    @pytest.fixture
+    def bucket(self, moto_url, settings):
+        with S3Bucket(moto_url, bucket=settings.bucket, prefix="some/prefix") as bucket:
+            bucket.create()
+            yield bucket
+
+    @pytest.fixture
+    async def store(self, bucket, settings):
+        store = await S3Store.open(settings)
+        yield store
+        await store.close()

@@ -1,0 +1,389 @@
+"""
+Real Kafka brokers on loopback, for tests, the demo and benchmarks.
+
+Plain functions and classes: nothing here knows pytest. Each node is a KRaft broker and
+controller in one process, with its log, configuration and data under the directory that the
+caller gives. A cluster holds nothing of the event loop it was started from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import signal
+import subprocess
+import time
+import uuid
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.conn import create_conn
+from aiokafka.errors import KafkaError
+from aiokafka.protocol.metadata import MetadataRequest
+
+from tests.support.kafka_jars import program, require_jars
+from tests.support.ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+_READY_TIMEOUT_SECONDS = 90
+_STOP_TIMEOUT_SECONDS = 60
+_POLL_SECONDS = 0.1
+
+_PROPERTIES = {
+    # Retention and deletion within a second instead of minutes.
+    "log.retention.check.interval.ms": "500",
+    "log.initial.task.delay.ms": "500",
+    "log.segment.delete.delay.ms": "500",
+    # Internal topics as small as they can be.
+    "offsets.topic.num.partitions": "1",
+    "offsets.topic.replication.factor": "1",
+    "transaction.state.log.num.partitions": "1",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    "auto.create.topics.enable": "false",
+    # A killed broker may come back once its session is over.
+    "broker.session.timeout.ms": "4000",
+    "broker.heartbeat.interval.ms": "500",
+    "log.message.timestamp.after.max.ms": "9223372036854775807",
+}
+
+
+class KafkaStartError(RuntimeError):
+    """A broker ended or stayed silent instead of becoming ready; the message ends with its log."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A listener besides the plain one, which is called PLAINTEXT."""
+
+    name: str
+    protocol: str = "PLAINTEXT"
+    advertised_port: int | None = None
+    """Where clients of this listener are sent, on loopback; None sends them to the broker itself."""
+
+
+@dataclass
+class KafkaBrokerProcess:
+    """One broker: its directory, its port and, while it runs, its process."""
+
+    node_id: int
+    port: int
+    directory: Path
+    jars: Path
+    listener_ports: dict[str, int] = field(default_factory=dict)
+    """The ports of the listeners that were asked for, by name."""
+    process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def log_dir(self) -> Path:
+        """Return the broker's log directory: the one with the partitions in it."""
+        return self.directory / "data"
+
+    @property
+    def output(self) -> Path:
+        """Return the file with everything that the broker printed."""
+        return self.directory / "broker.log"
+
+    @property
+    def bootstrap(self) -> str:
+        """Return `host:port`."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Return the process id; the broker must be running."""
+        assert self.process is not None, f"broker {self.node_id} is not running"
+        return self.process.pid
+
+    def command(self, main_class: str, *arguments: str) -> list[str]:
+        """Return the command line of one of Kafka's own main classes."""
+        options = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        logging = "-Dorg.apache.logging.log4j.level=INFO"
+        properties = ("-cp", f"{self.jars}/*", main_class, *arguments)
+        return [program("java"), *options, logging, *properties]
+
+    def launch(self) -> None:
+        """Start the process; it is not ready yet."""
+        assert self.process is None, f"broker {self.node_id} is already running"
+        with self.output.open("ab") as output:
+            self.process = subprocess.Popen(
+                self.command("kafka.Kafka", str(self.directory / "server.properties")),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                # A Ctrl-C that ends the tests must leave it to them to stop the broker.
+                start_new_session=True,
+            )
+
+    async def wait_until_ready(self, brokers: int) -> None:
+        """
+        Return when the broker answers Metadata and sees *brokers* brokers.
+
+        Raises:
+            KafkaStartError: It ended, or was not ready in time.
+        """
+        deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
+        while not await self._sees(brokers):
+            if self.process is None or self.process.poll() is not None:
+                raise KafkaStartError(f"broker {self.node_id} ended while starting:\n{self._log_tail()}")
+            if time.monotonic() > deadline:
+                raise KafkaStartError(f"broker {self.node_id} is not ready:\n{self._log_tail()}")
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _sees(self, brokers: int) -> bool:
+        try:
+            connection = await create_conn("127.0.0.1", self.port, request_timeout_ms=2000)
+        except (OSError, KafkaError, TimeoutError):
+            return False
+        try:
+            metadata = await connection.send(MetadataRequest([]))
+        except (OSError, KafkaError, TimeoutError):
+            return False
+        finally:
+            await connection.close()
+        return len(metadata.brokers) == brokers
+
+    def _log_tail(self) -> str:
+        return self.output.read_text(errors="replace")[-3000:]
+
+    async def stop(self) -> None:
+        """End the broker in its own good order (SIGTERM), and wait for it."""
+        await self._end(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        """End the broker at once (SIGKILL), as a crash does."""
+        await self._end(signal.SIGKILL)
+
+    async def _end(self, number: signal.Signals) -> None:
+        process = self.process
+        if process is None:
+            return
+        # A paused process would keep a SIGTERM for later.
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(number)
+        try:
+            await asyncio.to_thread(process.wait, _STOP_TIMEOUT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self.process = None
+
+    def pause(self) -> None:
+        """Freeze the broker: it keeps its connections and answers nothing."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused broker go on."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+
+class KafkaCluster:
+    """Some brokers on this machine, started together and stopped together."""
+
+    def __init__(self, cluster_id: str, brokers: list[KafkaBrokerProcess]) -> None:
+        self.cluster_id = cluster_id
+        self.brokers = brokers
+
+    @classmethod
+    async def start(
+        cls,
+        directory: Path,
+        *,
+        brokers: int = 1,
+        properties: Mapping[str, str] | None = None,
+        listeners: Sequence[Listener] = (),
+    ) -> KafkaCluster:
+        """
+        Format and start a new cluster under *directory*; return when every node is ready.
+
+        *properties* are added to every node's configuration and replace what is there.
+
+        Raises:
+            KafkaStartError: A node did not come up; those that did are ended.
+        """
+        jars = require_jars()
+        ports = iter(free_ports((2 + len(listeners)) * brokers))
+        cluster_id = _random_id()
+        nodes = [
+            KafkaBrokerProcess(number, next(ports), directory / f"broker-{number}", jars)
+            for number in range(1, brokers + 1)
+        ]
+        controllers = {node.node_id: f"127.0.0.1:{next(ports)}" for node in nodes}
+        voters = ",".join(f"{node_id}@{address}" for node_id, address in controllers.items())
+        for node in nodes:
+            node.directory.mkdir(parents=True)
+            node.listener_ports = {listener.name: next(ports) for listener in listeners}
+            settings = {
+                "controller.quorum.voters": voters,
+                **_listener_settings(node, controllers[node.node_id], listeners),
+                **(properties or {}),
+            }
+            _write_properties(node, settings)
+            await asyncio.to_thread(_format, node, cluster_id)
+        cluster = cls(cluster_id, nodes)
+        try:
+            await cluster.launch()
+        except BaseException:
+            await cluster.kill()
+            raise
+        return cluster
+
+    @property
+    def bootstrap(self) -> str:
+        """Return every node's `host:port`, joined by commas."""
+        return ",".join(node.bootstrap for node in self.brokers)
+
+    @property
+    def broker(self) -> KafkaBrokerProcess:
+        """Return the first node; the only one of most clusters."""
+        return self.brokers[0]
+
+    async def launch(self) -> None:
+        """Start every node that is not running, and return when all are ready."""
+        for node in self.brokers:
+            if node.process is None:
+                node.launch()
+        for node in self.brokers:
+            await node.wait_until_ready(len(self.brokers))
+
+    async def stop(self) -> None:
+        """Stop every node, together: a controller quorum that shrinks one by one is slow to end."""
+        async with asyncio.TaskGroup() as group:
+            for node in self.brokers:
+                group.create_task(node.stop())
+
+    async def kill(self) -> None:
+        """Kill every node."""
+        for node in self.brokers:
+            await node.kill()
+
+    async def restart(self) -> None:
+        """Stop every node and start it again on the same ports and directories."""
+        await self.stop()
+        await self.launch()
+
+    def log_dir(self, node_id: int = 1) -> Path:
+        """Return a node's log directory."""
+        return self.brokers[node_id - 1].log_dir
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        replication: int = 1,
+        configs: Mapping[str, str] | None = None,
+    ) -> None:
+        """Create a topic, and return when every partition has a leader."""
+        topic = NewTopic(name, partitions, replication, topic_configs=dict(configs or {}))
+        async with self.admin() as admin:
+            response = await admin.create_topics([topic])
+            for _, code, message in (error[:3] for error in response.topic_errors):
+                assert code == 0, f"topic {name} was not created: error {code}, {message}"
+            await self._until_led(admin, name, partitions)
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic; its directories go soon after."""
+        async with self.admin() as admin:
+            response = await admin.delete_topics([name])
+            assert all(code == 0 for _, code, *_ in response.topic_error_codes), response
+
+    async def _until_led(self, admin: AIOKafkaAdminClient, name: str, partitions: int) -> None:
+        deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
+        while True:
+            (topic,) = await admin.describe_topics([name])
+            if [each["leader"] >= 0 for each in topic["partitions"]].count(True) == partitions:
+                return
+            assert time.monotonic() < deadline, f"topic {name} has partitions without a leader: {topic}"
+            await asyncio.sleep(_POLL_SECONDS)
+
+    @asynccontextmanager
+    async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
+        """Open an admin client."""
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        try:
+            yield admin
+        finally:
+            await admin.close()
+
+    @asynccontextmanager
+    async def producer(self, **settings: Any) -> AsyncIterator[AIOKafkaProducer]:
+        """Open a producer; give it `transactional_id` for transactions."""
+        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, **settings)
+        await producer.start()
+        try:
+            yield producer
+        finally:
+            await producer.stop()
+
+    async def produce(
+        self,
+        topic: str,
+        values: Iterable[bytes],
+        *,
+        partition: int = 0,
+        timestamp_ms: int | None = None,
+        **settings: Any,
+    ) -> int:
+        """Append *values* to a partition, wait for all of them, and return the last one's offset."""
+        async with self.producer(**settings) as producer:
+            sent = [
+                await producer.send(topic, value, partition=partition, timestamp_ms=timestamp_ms)
+                for value in values
+            ]
+            return [(await each).offset for each in sent][-1]
+
+
+def _random_id() -> str:
+    """Return a random UUID in Kafka's form; like Kafka's own, never one that looks like an option."""
+    first, *rest = uuid.uuid4().bytes
+    return base64.urlsafe_b64encode(bytes([first & 0x7F, *rest])).decode().rstrip("=")
+
+
+def _listener_settings(
+    node: KafkaBrokerProcess, controller: str, listeners: Sequence[Listener]
+) -> dict[str, str]:
+    listening = [f"PLAINTEXT://127.0.0.1:{node.port}", f"CONTROLLER://{controller}"]
+    advertised = [f"PLAINTEXT://127.0.0.1:{node.port}"]
+    protocols = ["PLAINTEXT:PLAINTEXT", "CONTROLLER:PLAINTEXT"]
+    for listener in listeners:
+        port = node.listener_ports[listener.name]
+        listening.append(f"{listener.name}://127.0.0.1:{port}")
+        advertised.append(f"{listener.name}://127.0.0.1:{listener.advertised_port or port}")
+        protocols.append(f"{listener.name}:{listener.protocol}")
+    return {
+        "listeners": ",".join(listening),
+        "advertised.listeners": ",".join(advertised),
+        "listener.security.protocol.map": ",".join(protocols),
+        "inter.broker.listener.name": "PLAINTEXT",
+    }
+
+
+def _write_properties(node: KafkaBrokerProcess, settings: Mapping[str, str]) -> None:
+    own = {
+        "process.roles": "broker,controller",
+        "node.id": str(node.node_id),
+        "controller.listener.names": "CONTROLLER",
+        "log.dirs": str(node.log_dir),
+    }
+    text = "".join(f"{name}={value}\n" for name, value in (_PROPERTIES | own | dict(settings)).items())
+    (node.directory / "server.properties").write_text(text)
+
+
+def _format(node: KafkaBrokerProcess, cluster_id: str) -> None:
+    configuration = str(node.directory / "server.properties")
+    command = node.command("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", configuration)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise KafkaStartError(f"broker {node.node_id} could not be formatted:\n{done.stdout}{done.stderr}")

@@ -1,0 +1,106 @@
+"""
+Fetch the jars of the Kafka broker that tests, demo and benchmarks start.
+
+They live outside the source tree, in `~/.cache/tieringd` or in `$TIERINGD_CACHE`, one directory
+per version, which exists only when it is complete. Run as `python -m tests.support.kafka_jars`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+KAFKA_VERSION = "4.1.0"
+POM = Path(__file__).with_name("kafka-pom.xml")
+_PACKAGES = {"java": "a Java runtime, 17 or newer (Debian: default-jre-headless)", "mvn": "Debian: maven"}
+
+
+class MissingPartError(RuntimeError):
+    """A program or a jar that the broker needs is absent; the message says how to get it."""
+
+
+def cache_directory() -> Path:
+    """Return where fetched parts are kept."""
+    configured = os.environ.get("TIERINGD_CACHE")
+    return Path(configured) if configured else Path.home() / ".cache" / "tieringd"
+
+
+def jar_directory() -> Path:
+    """Return the directory of the jars, whether it exists or not."""
+    return cache_directory() / f"kafka-{KAFKA_VERSION}" / "lib"
+
+
+def program(name: str) -> str:
+    """
+    Return the path of an installed program.
+
+    Raises:
+        MissingPartError: It is not installed; the message names the package.
+    """
+    path = shutil.which(name)
+    if path is None:
+        raise MissingPartError(f"{name} is not installed; install it ({_PACKAGES[name]})")
+    return path
+
+
+def require_jars() -> Path:
+    """
+    Return the directory of the jars.
+
+    Raises:
+        MissingPartError: They have not been fetched.
+    """
+    directory = jar_directory()
+    if not directory.is_dir():
+        raise MissingPartError(f"{directory} is missing; run `python -m tests.support.kafka_jars`")
+    return directory
+
+
+def fetch_jars() -> Path:
+    """
+    Fetch the jars unless they are there, and return their directory.
+
+    Raises:
+        MissingPartError: Java or Maven is not installed, or Maven failed.
+    """
+    directory = jar_directory()
+    if directory.is_dir():
+        return directory
+    program("java")
+    maven = program("mvn")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed as the last step: a directory that exists is complete, however a fetch ends.
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as temporary:
+        fetched = Path(temporary) / "lib"
+        command = [maven, "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"]
+        done = subprocess.run(
+            [*command, f"-DoutputDirectory={fetched}"], check=False, capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise MissingPartError(f"Maven could not fetch the broker's jars:\n{done.stdout}{done.stderr}")
+        try:
+            fetched.rename(directory)
+        except OSError:
+            # Another process was faster; its directory is as complete as ours.
+            if not directory.is_dir():
+                raise
+    return directory
+
+
+def main() -> int:
+    """Fetch the jars and say where they are."""
+    try:
+        directory = fetch_jars()
+    except MissingPartError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{directory}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""
+An HTTP server that does exactly what a test tells it, byte by byte: late, short, wrong or never.
+
+A test gives a coroutine for each request; the server parses only the head.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+
+@dataclass
+class Exchange:
+    """One request, of which only the head has been read."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    connection: int
+    """Counts from 1: a connection that is used again keeps its number."""
+
+    @property
+    def length(self) -> int:
+        """Return the number of body bytes that the request promises."""
+        return int(self.headers.get("content-length", "0"))
+
+    async def read_body(self) -> bytes:
+        """Read the whole body."""
+        return await self.reader.readexactly(self.length)
+
+    async def read_to_end(self) -> bytes:
+        """Read until the peer ends the connection."""
+        return await self.reader.read()
+
+    async def answer(self, status: str, body: bytes = b"", **headers: str) -> None:
+        """Send a response."""
+        lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        self.writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        await self.writer.drain()
+
+    def reset(self) -> None:
+        """End the connection at once, without reading what is left."""
+        self.writer.transport.abort()
+
+
+@asynccontextmanager
+async def serving(
+    handle: Callable[[Exchange], Awaitable[None]], *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """Serve *handle* on a port that the system picks, and yield the endpoint's URL."""
+    connections = 0
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        number = connections
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            while exchange := await _next_exchange(reader, writer, number):
+                await handle(exchange)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # The peer has gone; what that means is for the test to say.
+        finally:
+            tasks.discard(task)
+            writer.transport.abort()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
+    scheme, port = "http" if tls is None else "https", server.sockets[0].getsockname()[1]
+    try:
+        yield f"{scheme}://127.0.0.1:{port}"
+    finally:
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _next_exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int
+) -> Exchange | None:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return None
+    first, *lines = head.decode().split("\r\n")[:-2]
+    method, path, _ = first.split(" ")
+    headers = {name.lower(): value.strip() for name, value in (line.split(":", 1) for line in lines)}
+    return Exchange(method, path, headers, reader, writer, connection)

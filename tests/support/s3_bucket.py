@@ -1,0 +1,51 @@
+"""A bucket through a plain, blocking S3 client: set-up and checks that bypass the store under test."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING, Self
+
+from tests.support.seaweedfs import s3_client
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+def answers(host: str, port: int) -> bool:
+    """Say whether something accepts connections there."""
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
+class S3Bucket:
+    """The objects below one prefix of a bucket."""
+
+    def __init__(self, endpoint_url: str, *, bucket: str, prefix: str) -> None:
+        self._client = s3_client(endpoint_url)
+        self._bucket = bucket
+        self._prefix = prefix
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.close()
+
+    def create(self) -> None:
+        """Create the bucket."""
+        self._client.create_bucket(Bucket=self._bucket)
+
+    def read(self, key: str) -> bytes | None:
+        """Return an object's bytes, or None."""
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}")
+        except self._client.exceptions.NoSuchKey:
+            return None
+        with answer["Body"] as stream:
+            return stream.read()
+
+    def write(self, key: str, data: bytes) -> None:
+        """Store an object."""
+        self._client.put_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}", Body=data)

@@ -1,0 +1,210 @@
+"""What holds for one topic."""
+
+import pytest
+
+from tests.unit.config.texts import SMALLEST, TIERED, parsed
+from tieringd.config import TopicConfig
+from tieringd.policies.local_retention import LocalRetentionTarget
+
+DAY_MS = 86_400_000
+
+
+def topic(broker=None, *, file="", name="orders", base=TIERED):
+    return parsed(base + file).topic(name, broker or {})
+
+
+def target(broker=None, **arguments):
+    found = topic(broker, **arguments).local_retention_target
+    return (found.target_ms, found.target_bytes)
+
+
+@pytest.mark.parametrize(
+    ("of_topic", "of_cluster", "expected"),
+    [
+        (True, None, True),
+        (True, False, True),
+        (True, True, True),
+        (False, None, False),
+        (False, False, False),
+        (False, True, False),
+        (None, True, True),
+        (None, False, False),
+        (None, None, False),
+    ],
+)
+@pytest.mark.parametrize("which", ["write", "read"])
+@pytest.mark.parametrize("place", ["file", "broker"])
+def test_topic_value_overrides_the_cluster_both_ways(which, place, of_topic, of_cluster, expected):
+    """The truth table of remote write and read holds wherever the topic's value is set."""
+    base = (
+        SMALLEST + "cloud_storage_enabled: true\ncloud_storage_backend: file\ncloud_storage_file_root: /a\n"
+    )
+    if of_cluster is not None:
+        base += f"cloud_storage_enable_remote_{which}: {str(of_cluster).lower()}\n"
+    name = f"redpanda.remote.{which}"
+    word = str(of_topic).lower()
+    file = f"topics: {{orders: {{{name}: {word}}}}}\n" if of_topic is not None and place == "file" else ""
+    broker = {name: word} if of_topic is not None and place == "broker" else {}
+    found = topic(broker, file=file, base=base)
+    assert (found.remote_write if which == "write" else found.remote_read) is expected
+    assert (found.remote_read if which == "write" else found.remote_write) is False
+
+
+def test_disabled_tiering_overrides_every_topic():
+    """cloud_storage_enabled is the switch for all."""
+    file = "topics: {orders: {remote.storage.enable: true}}\n"
+    found = topic({"redpanda.remote.write": "true"}, file=file, base=SMALLEST)
+    assert (found.remote_write, found.remote_read) == (False, False)
+
+
+def test_topic_that_nobody_mentions_has_the_cluster_values():
+    """With nothing set, one day stays local."""
+    assert topic() == TopicConfig(
+        remote_write=True,
+        remote_read=False,
+        local_retention_target=LocalRetentionTarget(target_ms=DAY_MS, target_bytes=None),
+        problems=(),
+    )
+
+
+def test_kafka_name_stands_for_write_and_read():
+    """remote.storage.enable switches both, in the file and on the broker."""
+    for found in (
+        topic({"remote.storage.enable": "true"}),
+        topic(file="topics: {orders: {remote.storage.enable: true}}\n"),
+    ):
+        assert (found.remote_write, found.remote_read) == (True, True)
+    both = topic({"remote.storage.enable": "false", "redpanda.remote.write": "true"})
+    assert both.remote_write is False
+
+
+def test_file_overrides_the_broker_setting_by_setting():
+    """The file decides what it sets, and the broker the rest."""
+    broker = {"local.retention.ms": "5000", "local.retention.bytes": "700", "redpanda.remote.write": "true"}
+    file = "topics: {orders: {retention.local.target.ms: 1s, redpanda.remote.write: false}}\n"
+    found = topic(broker, file=file)
+    assert found.local_retention_target == LocalRetentionTarget(target_ms=1000, target_bytes=700)
+    assert found.remote_write is False
+
+
+@pytest.mark.parametrize("place", ["file", "broker"])
+def test_kafka_local_retention_wins_over_redpanda(place):
+    """Where both names are set at one place, Kafka's decides."""
+    both = {
+        "local.retention.ms": "1000",
+        "retention.local.target.ms": "2000",
+        "local.retention.bytes": "3000",
+        "retention.local.target.bytes": "4000",
+    }
+    file = "topics:\n  orders:\n" + "".join(f"    {name}: {value}\n" for name, value in both.items())
+    assert (target(file=file) if place == "file" else target(both)) == (1000, 3000)
+
+
+@pytest.mark.parametrize("place", ["file", "broker"])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("local.retention.ms", -2, (None, 9)),
+        ("local.retention.ms", -1, (None, 9)),
+        ("local.retention.ms", 0, (0, 9)),
+        ("local.retention.bytes", -2, (DAY_MS, None)),
+        ("local.retention.bytes", -1, (DAY_MS, None)),
+        ("local.retention.bytes", 0, (DAY_MS, 0)),
+        ("retention.local.target.ms", -1, (None, 9)),
+        ("retention.local.target.ms", 5, (5, 9)),
+        ("retention.local.target.bytes", -1, (DAY_MS, None)),
+        ("retention.local.target.bytes", 5, (DAY_MS, 5)),
+    ],
+)
+def test_negative_numbers_lift_one_limit_and_no_default_replaces_it(place, name, value, expected):
+    """-1 is no limit, and Kafka's -2 is no local limit: the cluster's default does not come back."""
+    base = TIERED + "retention_local_target_bytes_default: 9\n"
+    if place == "file":
+        assert target(file=f"topics: {{orders: {{{name}: {value}}}}}\n", base=base) == expected
+    else:
+        assert target({name: str(value)}, base=base) == expected
+
+
+def test_kafka_as_total_hides_the_redpanda_name():
+    """An explicit -2 decides, although it is no limit."""
+    assert target({"local.retention.ms": "-2", "retention.local.target.ms": "5"}) == (None, None)
+
+
+def test_redpanda_zero_on_the_broker_is_no_limit():
+    """Redpanda switches a limit off with zero, where Kafka would keep nothing."""
+    assert target({"retention.local.target.ms": "0", "retention.local.target.bytes": "0"}) == (None, None)
+
+
+def test_exact_name_wins_over_patterns_and_long_patterns_over_short():
+    """The order of the entries in the file does not matter, except between patterns of one length."""
+    file = """\
+topics:
+  "*": {retention.local.target.ms: 1, retention.local.target.bytes: 1, redpanda.remote.read: true}
+  ord*: {retention.local.target.ms: 2, retention.local.target.bytes: 2}
+  "*ers": {retention.local.target.bytes: 3}
+  orders: {retention.local.target.ms: 4}
+  order?*: {retention.local.target.bytes: 5}
+"""
+    assert target(file=file) == (4, 5)
+    assert target(file=file, name="order") == (2, 2)
+    assert target(file=file, name="ordinals-and-others") == (2, 2)
+    assert target(file=file, name="others") == (1, 3)
+    assert target(file=file, name="clicks") == (1, 1)
+    assert topic(file=file).remote_read is True
+
+
+def test_patterns_are_case_sensitive_and_may_hold_sets():
+    """Kafka's topic names are case-sensitive."""
+    file = "topics: {'orders-[0-9]': {retention.local.target.ms: 7}}\n"
+    assert target(file=file, name="orders-5") == (7, None)
+    assert target(file=file, name="Orders-5") == (DAY_MS, None)
+
+
+def test_more_specific_entry_wins_whichever_name_it_uses():
+    """Kafka's name in a pattern does not beat Redpanda's under the topic's own name."""
+    file = """\
+topics:
+  "*": {remote.storage.enable: true, local.retention.ms: 1}
+  orders: {redpanda.remote.write: false, retention.local.target.ms: 2}
+"""
+    found = topic(file=file)
+    assert (found.remote_write, found.remote_read) == (False, True)
+    assert found.local_retention_target.target_ms == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("redpanda.remote.write", "maybe"),
+        ("redpanda.remote.read", "1"),
+        ("remote.storage.enable", "yes"),
+        ("local.retention.ms", "1d"),
+        ("local.retention.ms", "-3"),
+        ("local.retention.bytes", "9223372036854775808"),
+        ("retention.local.target.ms", "1.5"),
+        ("retention.local.target.ms", "-2"),
+        ("retention.local.target.bytes", "\u0665"),
+    ],
+)
+def test_broker_value_that_cannot_be_read_is_reported_and_ignored(name, value):
+    """The broker's configuration is not ours, so a bad value in it stops nothing."""
+    found = topic({name: value})
+    assert found.local_retention_target == topic().local_retention_target
+    assert (found.remote_write, found.remote_read) == (True, False)
+    (problem,) = found.problems
+    assert problem.startswith(f"topic orders: the broker has {name}={value}, which is not ")
+
+
+def test_broker_values_in_other_spellings_are_read():
+    """Case and blanks do not matter, an empty value is none, and unrelated names are left alone."""
+    found = topic(
+        {
+            "redpanda.remote.read": " TRUE ",
+            "local.retention.ms": "",
+            "cleanup.policy": "x",
+            "retention.ms": "?",
+        }
+    )
+    assert found.remote_read is True
+    assert found.problems == ()
+    assert found.local_retention_target.target_ms == DAY_MS

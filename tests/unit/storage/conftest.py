@@ -1,0 +1,74 @@
+"""Files to send, a certificate to trust, and stores that are closed again."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import ipaddress
+import ssl
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tieringd.storage.base import FileSlice
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def nothing_forgotten(caplog):
+    """Fail a test that leaves a task or future behind whose exception nobody looked at."""
+    yield
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+@pytest.fixture
+def slice_of(tmp_path):
+    """Return a function that puts bytes into the middle of a file, and gives the open slice."""
+    with ExitStack() as files:
+
+        def make(data: bytes) -> FileSlice:
+            path = tmp_path / f"slice-{len(list(tmp_path.iterdir()))}"
+            path.write_bytes(b"before" + data + b"after")
+            return FileSlice(files.enter_context(path.open("r+b")).fileno(), len(b"before"), len(data))
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory) -> Path:
+    """Return a PEM file with a key and a certificate of its own for 127.0.0.1."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test's server")])
+    now = datetime.datetime.now(datetime.UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+@pytest.fixture
+def server_tls(certificate) -> ssl.SSLContext:
+    """Return the server's side of TLS with that certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return context

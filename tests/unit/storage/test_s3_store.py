@@ -1,0 +1,390 @@
+"""The S3 store against servers that answer late, short, wrong or never."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+from crc32c import crc32c
+
+from tests.support.raw_http import Exchange, serving
+from tieringd.errors import (
+    BucketNotFound,
+    ChecksumRejected,
+    ConfigError,
+    LocalFileError,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+)
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+from tieringd.storage.s3 import S3Settings, S3Store
+
+LARGE = 24 << 20  # More than the sockets of a connection ever hold.
+MODIFIED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
+
+
+def settings(url: str, **changes) -> S3Settings:
+    values = {"bucket": "archive", "endpoint_url": url, "access_key": "me", "secret_key": "secret"}
+    return S3Settings(**values | {"url_style": "path", "read_timeout_seconds": 20} | changes)
+
+
+@asynccontextmanager
+async def store_of(handle, *, tls=None, **changes):
+    async with serving(handle, tls=tls) as url:
+        store = await S3Store.open(settings(url, **changes))
+        try:
+            yield store
+        finally:
+            await store.close()
+
+
+def error_document(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>said the server</Message></Error>".encode()
+
+
+def refusing(status: str, code: str = "", **headers: str):
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.answer(status, error_document(code) if code else b"", **headers)
+
+    return handle
+
+
+def content(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
+async def test_put_sends_the_file_with_its_checksum_and_nothing_more(
+    slice_of, server_tls, certificate, is_tls
+):
+    """A put is one request: the slice, unsigned and not hashed again, with the caller's CRC32C."""
+    data, seen = content(LARGE), []
+
+    async def handle(exchange: Exchange) -> None:
+        seen.append((exchange, await exchange.read_body()))
+        await exchange.answer("200 OK", ETag='"version"', Date="Fri, 02 Jan 2026 03:04:05 GMT")
+
+    tls = {"tls": server_tls, "trust_file": str(certificate)} if is_tls else {}
+    async with store_of(handle, prefix="pre/fix", **tls) as store:
+        info = await store.put("dir/key", slice_of(data), crc32c=crc32c(data), condition=IfAbsent())
+    ((exchange, body),) = seen
+    assert body == data
+    assert (exchange.method, exchange.path) == ("PUT", "/archive/pre/fix/dir/key")
+    assert exchange.headers["x-amz-checksum-crc32c"] == base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
+    assert exchange.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
+    assert exchange.headers["if-none-match"] == "*"
+    assert exchange.headers["user-agent"].startswith("tieringd ")
+    assert not {"expect", "content-md5", "x-amz-trailer", "transfer-encoding"} & set(exchange.headers)
+    assert (info.key, info.size_bytes, info.version) == ("dir/key", LARGE, '"version"')
+    assert info.modified_ms == 1_767_323_045_000
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "error"),
+    [
+        pytest.param("412 Precondition Failed", "PreconditionFailed", PreconditionFailed, id="lost"),
+        pytest.param("409 Conflict", "ConditionalRequestConflict", PreconditionFailed, id="conflict"),
+        pytest.param("404 Not Found", "NoSuchKey", PreconditionFailed, id="missing-key"),
+        pytest.param("404 Not Found", "NoSuchBucket", BucketNotFound, id="missing-bucket"),
+        pytest.param("403 Forbidden", "AccessDenied", StorageDenied, id="policy"),
+        pytest.param("401 Unauthorized", "", StorageDenied, id="no-code"),
+        pytest.param("400 Bad Request", "ExpiredToken", StorageDenied, id="expired"),
+        pytest.param("400 Bad Request", "BadDigest", ChecksumRejected, id="digest"),
+        pytest.param("400 Bad Request", "XAmzContentChecksumMismatch", ChecksumRejected, id="checksum"),
+        pytest.param("400 Bad Request", "InvalidDigest", ChecksumRejected, id="not-a-digest"),
+        pytest.param("400 Bad Request", "EntityTooLarge", StorageError, id="other"),
+    ],
+)
+async def test_final_answers_have_classes_of_their_own(status, code, error):
+    """What the store answers for good is told by class, with the key and without the secret."""
+    async with store_of(refusing(status, code)) as store:
+        with pytest.raises(error) as caught:
+            await store.put("dir/key", b"content", crc32c=0, condition=IfVersion('"v"'))
+    assert type(caught.value) is error
+    assert caught.value.key == "dir/key"
+    assert "dir/key" in str(caught.value)
+    assert "secret " not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "outcome_unknown"),
+    [
+        pytest.param("503 Slow Down", "SlowDown", False, id="throttled"),
+        pytest.param("429 Too Many Requests", "", False, id="too-many"),
+        pytest.param("503 Service Unavailable", "", False, id="unavailable"),
+        pytest.param("400 Bad Request", "RequestTimeout", False, id="body-too-slow"),
+        pytest.param("400 Bad Request", "IncompleteBody", False, id="body-too-short"),
+        pytest.param("500 Internal Server Error", "InternalError", True, id="internal"),
+        pytest.param("502 Bad Gateway", "", True, id="gateway"),
+        pytest.param("504 Gateway Timeout", "", True, id="gateway-timeout"),
+    ],
+)
+async def test_trouble_of_the_server_is_worth_another_try(status, code, outcome_unknown):
+    """Failures of the server are StorageUnavailable; those after which it may have stored say so."""
+    async with store_of(refusing(status, code, Retry_After="7")) as store:
+        with pytest.raises(StorageUnavailable) as caught:
+            await store.put("key", b"content", crc32c=0)
+        assert caught.value.outcome_unknown is outcome_unknown
+        assert caught.value.retry_after_seconds == 7
+        with pytest.raises(StorageUnavailable) as caught:
+            await store.get("key")
+        assert not caught.value.outcome_unknown
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        pytest.param("Fri, 02 Jan 2026 03:04:05 GMT", 0, id="past-date"),
+        pytest.param("soon", None, id="nonsense"),
+    ],
+)
+async def test_retry_after_may_be_a_date(header, expected):
+    """A date that has passed asks for no wait, and an unreadable header is no header."""
+    async with store_of(refusing("503 Slow Down", "SlowDown", Retry_After=header)) as store:
+        with pytest.raises(StorageUnavailable) as caught:
+            await store.get("key")
+    assert caught.value.retry_after_seconds == expected
+
+
+async def test_unanswered_put_has_an_unknown_outcome(slice_of):
+    """When the connection ends after the last byte, the object may be stored."""
+    data = content(LARGE)
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_body()
+        exchange.reset()
+
+    async with store_of(handle) as store:
+        for body in (b"content", slice_of(data)):
+            with pytest.raises(StorageUnavailable) as caught:
+                await store.put("key", body, crc32c=0)
+            assert caught.value.outcome_unknown
+
+
+async def test_put_that_breaks_off_is_known_to_be_lost(slice_of):
+    """When the connection ends before the last byte has left, nothing can be stored."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.reader.readexactly(1 << 20)
+        exchange.reset()
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable) as caught:
+            await store.put("key", slice_of(content(LARGE)), crc32c=0)
+    assert not caught.value.outcome_unknown
+
+
+async def test_refused_connection_is_known_to_be_without_effect():
+    """A put that reached nobody has no unknown outcome."""
+    async with serving(refusing("200 OK")) as url:
+        pass
+    store = await S3Store.open(settings(url))
+    with pytest.raises(StorageUnavailable) as caught:
+        await store.put("key", b"content", crc32c=0)
+    assert not caught.value.outcome_unknown
+    await store.close()
+
+
+async def test_silent_server_is_given_up():
+    """A server that owes an answer for too long is unavailable, and a put's outcome unknown."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_to_end()
+
+    async with store_of(handle, read_timeout_seconds=0.1) as store:
+        with pytest.raises(StorageUnavailable) as caught:
+            await store.put("key", b"content", crc32c=0)
+        assert caught.value.outcome_unknown
+        with pytest.raises(StorageUnavailable):
+            await store.get("key")
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
+async def test_server_that_stops_reading_is_given_up(slice_of, server_tls, certificate, is_tls):
+    """A server that takes no byte of a body for too long is unavailable, and has stored nothing."""
+    release = asyncio.Event()
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.reader.readexactly(1 << 20)
+        await release.wait()
+
+    tls = {"tls": server_tls, "trust_file": str(certificate)} if is_tls else {}
+    async with store_of(handle, read_timeout_seconds=0.2, **tls) as store:
+        with pytest.raises(StorageUnavailable) as caught:
+            await store.put("key", slice_of(content(LARGE)), crc32c=0)
+        assert not caught.value.outcome_unknown
+        release.set()
+
+
+async def test_refusal_before_the_body_is_read_is_heard(slice_of):
+    """An answer that comes while the body is still being sent decides, and the sending ends."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.reader.readexactly(1 << 20)
+        await exchange.answer("403 Forbidden", error_document("AccessDenied"), Connection="close")
+        await exchange.read_to_end()
+
+    async with store_of(handle, max_connections=1) as store:
+        for _ in range(3):
+            with pytest.raises(StorageDenied):
+                await store.put("key", slice_of(content(LARGE)), crc32c=0)
+
+
+async def test_cancelled_put_frees_its_thread_and_its_file(slice_of):
+    """After a cancelled put the file may be closed at once, and the store's only thread is free."""
+    begun = asyncio.Event()
+    bodies = []
+
+    async def handle(exchange: Exchange) -> None:
+        if exchange.path.endswith("stuck"):
+            await exchange.reader.readexactly(1 << 20)
+            begun.set()
+            await asyncio.Event().wait()
+        bodies.append(await exchange.read_body())
+        await exchange.answer("200 OK", ETag='"version"')
+
+    async with store_of(handle, max_connections=1, read_timeout_seconds=60) as store:
+        file_slice = slice_of(content(LARGE))
+        fd = os.dup(file_slice.fd)
+        task = asyncio.create_task(store.put("stuck", FileSlice(fd, file_slice.position, LARGE), crc32c=0))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        os.close(fd)
+        await store.put("next", file_slice, crc32c=0)
+    assert bodies == [content(LARGE)]
+
+
+async def test_short_file_is_told_apart_from_a_broken_connection(slice_of):
+    """A file that ends early is the file's fault: LocalFileError, not StorageUnavailable."""
+    whole = slice_of(content(LARGE))
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_to_end()
+
+    async with store_of(handle) as store:
+        with pytest.raises(LocalFileError, match="truncated"):
+            await store.put("key", FileSlice(whole.fd, whole.position, LARGE + 100), crc32c=0)
+
+
+async def test_truncated_download_is_noticed():
+    """An answer that ends before its announced length is unavailable, not a short object."""
+
+    async def handle(exchange: Exchange) -> None:
+        head = "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99/100\r\nContent-Length: 100\r\n"
+        stamp = 'ETag: "v"\r\nLast-Modified: Fri, 02 Jan 2026 03:04:05 GMT\r\n\r\n'
+        exchange.writer.write((head + stamp).encode() + b"only this")
+        await exchange.writer.drain()
+        exchange.reset()
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable):
+            await store.get("key")
+        with pytest.raises(StorageUnavailable):
+            await store.get_range("key", position=0, size_bytes=100)
+
+
+async def test_damaged_download_is_noticed():
+    """Bytes that do not match the checksum that the server tells are not returned."""
+    headers = {"x_amz_checksum_crc32c": base64.b64encode(bytes(4)).decode(), **MODIFIED}
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", b"content", **headers)
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match="checksum"):
+            await store.get("key")
+
+
+async def test_range_is_cut_from_a_whole_answer():
+    """A server that ignores the range and answers 200 with everything does no harm."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", b"0123456789", **MODIFIED)
+
+    async with store_of(handle) as store:
+        assert await store.get_range("key", position=3, size_bytes=4) == b"3456"
+
+
+async def test_checksum_of_a_multipart_object_is_not_taken_for_its_own():
+    """A checksum composed of parts' checksums counts as none."""
+    seen = []
+
+    async def handle(exchange: Exchange) -> None:
+        seen.append(exchange.headers.get("x-amz-checksum-mode"))
+        head = 'HTTP/1.1 200 OK\r\nContent-Length: 7\r\nETag: "v"\r\nx-amz-checksum-crc32c: AAAAAA==-2\r\n'
+        exchange.writer.write(f"{head}Last-Modified: Fri, 02 Jan 2026 03:04:05 GMT\r\n\r\n".encode())
+        await exchange.writer.drain()
+
+    async with store_of(handle) as store:
+        assert (await store.head("key")).crc32c is None
+    assert seen == ["ENABLED"]
+
+
+async def test_head_tells_a_missing_bucket_from_a_missing_object():
+    """A bare 404 to HEAD is looked into, because it has no code."""
+
+    async def object_missing(exchange: Exchange) -> None:
+        await exchange.answer("404 Not Found" if exchange.path.endswith("key") else "200 OK")
+
+    async with store_of(object_missing) as store:
+        with pytest.raises(ObjectNotFound):
+            await store.head("key")
+    async with store_of(refusing("404 Not Found")) as store:
+        with pytest.raises(BucketNotFound):
+            await store.head("key")
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        pytest.param("AccessDenied", StorageDenied, id="denied"),
+        pytest.param("InternalError", StorageUnavailable, id="failed"),
+    ],
+)
+async def test_delete_reports_the_keys_that_were_refused(code, error):
+    """One refused key of many is an error that names it and counts the refused."""
+    entry = f"<Error><Key>pre/b</Key><Code>{code}</Code><Message>no</Message></Error>"
+    gone = "<Error><Key>pre/a</Key><Code>NoSuchKey</Code></Error>"
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.answer("200 OK", f"<DeleteResult>{gone}{entry}</DeleteResult>".encode())
+
+    async with store_of(handle, prefix="pre") as store:
+        with pytest.raises(error, match="delete b in bucket archive.*1 of 3 objects"):
+            await store.delete_many(["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"endpoint_url": "not a url"}, id="endpoint"),
+        pytest.param({"trust_file": "/not/there.pem"}, id="trust-file"),
+    ],
+)
+async def test_settings_that_cannot_work_are_refused_at_once(wrong):
+    """A client that cannot be built is a fault of the configuration."""
+    with pytest.raises(ConfigError, match="cloud_storage_"):
+        await S3Store.open(settings("http://127.0.0.1:1", **wrong))
+
+
+async def test_untrusted_certificate_names_the_setting(server_tls):
+    """A server whose certificate is not trusted is unavailable, with a hint at the trust file."""
+    async with store_of(refusing("200 OK"), tls=server_tls) as store:
+        with pytest.raises(StorageUnavailable, match="cloud_storage_trust_file"):
+            await store.get("key")
+
+
+def test_secret_key_is_not_printed():
+    """The settings can be logged."""
+    assert "hush" not in repr(S3Settings(bucket="b", access_key="me", secret_key="hush"))

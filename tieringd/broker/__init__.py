@@ -1,0 +1,1 @@
+"""The broker beside us: its Kafka API, its log directories, and how a log is trimmed."""

@@ -1,0 +1,61 @@
+"""
+The broker seam: leadership, log bounds, topic configuration and trimming.
+
+`broker.kafka` asks a live broker. `broker.directory` stands in where there is none and the
+log directory is all there is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tieringd.errors import TieringError
+    from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
+
+
+class Broker(Protocol):
+    """
+    The broker whose log directories we read.
+
+    Any call may raise `BrokerUnavailable` (try again) or `BrokerDenied` (an operator must act).
+    """
+
+    async def cluster_id(self) -> str:
+        """Return the id of the cluster; it is part of every object's key."""
+
+    async def led_partitions(self, found: Sequence[LocalPartition]) -> Mapping[TopicPartition, int]:
+        """
+        Return the leader epoch of each partition among *found* that this broker leads.
+
+        A partition whose topic id on disk differs from the cluster's is not led: its
+        directory belongs to a deleted incarnation.
+        """
+
+    async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
+        """
+        Return the bounds of each log, or the error that kept this one log from having them.
+
+        Every log has an entry. An error is `BrokerUnavailable` or `BrokerDenied`; with no
+        broker, where the bounds are read from the files, `LocalFileError` or `CorruptDataError`.
+        """
+
+    async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        """Return what the broker itself has set on each topic; defaults are left out."""
+
+    async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
+        """
+        Let go of the local records before *before_offset*, which is a segment's base offset.
+
+        Returns the local log start offset afterwards. Whole closed segments only, from the
+        head only, never the active one. Files may go later (see `broker.kafka`).
+
+        Raises:
+            BrokerDenied: The broker never trims this topic, or we may not.
+        """
+
+    async def close(self) -> None:
+        """Release connections."""

@@ -1,0 +1,266 @@
+"""
+Log directories without a broker: this process leads every partition that it finds.
+
+What a broker would answer is read from the files: the bounds of a log by walking its batch
+headers, the leader epoch from its checkpoint. Trimming unlinks whole closed segments, which
+must never happen under a running broker, so it takes the broker's own lock first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tieringd.broker.log_dir import read_leader_epochs, read_local_log, scan_log_dirs
+from tieringd.broker.segment_file import scan_transactions
+from tieringd.errors import BrokerDenied, BrokerUnavailable, CorruptDataError, LocalFileError
+from tieringd.formats.transactions import TransactionTracker
+from tieringd.model.partition import LogBounds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tieringd.errors import TieringError
+    from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.partition import TopicIdPartition, TopicPartition
+    from tieringd.model.segment import LocalSegment
+
+log = structlog.get_logger()
+
+_PROOF_BYTES: Final = 64
+_SIDE_SUFFIXES: Final = (".index", ".timeindex", ".txnindex", ".snapshot")
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far the headers of one log have been walked, and what was seen up to there."""
+
+    transactions: TransactionTracker
+    next_offset: int
+    base_offset: int = -1
+    """Of the segment that the walk is in; -1 before the first."""
+    inode: int = -1
+    position: int = 0
+    proof: bytes = b""
+    """Bytes of that segment up to *position*; others in their place mean another file."""
+
+
+class DirectoryBroker:
+    """
+    Stands in for a broker where there is none.
+
+    The first look at a log walks all of its headers, since a transaction may be open since any
+    of them; later looks go on where the last one ended. Looks block, so they run in a thread,
+    one at a time.
+    """
+
+    def __init__(self, log_dirs: Sequence[str], *, cluster_id: str | None = None) -> None:
+        self._log_dirs = tuple(log_dirs)
+        self._cluster_id = cluster_id
+        self._walks: dict[TopicPartition, _Walk] = {}
+        self._lock = threading.Lock()
+
+    async def cluster_id(self) -> str:
+        """Return the configured id, or the one in `meta.properties`."""
+        if self._cluster_id is not None:
+            return self._cluster_id
+        scan = await asyncio.to_thread(scan_log_dirs, self._log_dirs)
+        if scan.cluster_id is None:
+            raise BrokerDenied(
+                f"no log directory of {', '.join(self._log_dirs)} says which cluster it belongs to",
+                hint="Set broker.cluster_id to a name of your own; it is part of every object's key",
+            )
+        return scan.cluster_id
+
+    async def led_partitions(self, found: Sequence[LocalPartition]) -> Mapping[TopicPartition, int]:
+        """Return every partition of *found* whose leader epoch can be read; 0 when it has none."""
+        return await asyncio.to_thread(self._led_partitions, found)
+
+    async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
+        """Return the bounds of each log, or what is wrong with its files."""
+        return await asyncio.to_thread(self._all_bounds, logs)
+
+    async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        """Return nothing set for each topic: there is no broker to set anything."""
+        return {topic: {} for topic in topics}
+
+    async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
+        """
+        Unlink the closed segments of *log* that end at or before *before_offset*.
+
+        Raises:
+            BrokerDenied: A broker runs on the log directory, or we may not delete in it.
+            BrokerUnavailable: The files are not those of *log* any more; nothing is unlinked.
+            LocalFileError: A file could not be unlinked. Those before it are.
+        """
+        del partition  # Without a broker a name has no other incarnation than the directory itself.
+        return await asyncio.to_thread(_trim, log, before_offset)
+
+    async def close(self) -> None:
+        """Forget what was walked."""
+        self._walks.clear()
+
+    def _led_partitions(self, found: Sequence[LocalPartition]) -> Mapping[TopicPartition, int]:
+        led: dict[TopicPartition, int] = {}
+        for each in found:
+            try:
+                epochs = read_leader_epochs(each.path)
+            except LocalFileError as error:
+                log.warning(
+                    "a partition is not archived", partition=str(each.topic_partition), error=str(error)
+                )
+                continue
+            led[each.topic_partition] = epochs[-1][0] if epochs else 0
+        with self._lock:
+            for gone in self._walks.keys() - led.keys():
+                del self._walks[gone]
+        return led
+
+    def _all_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
+        bounds: dict[TopicPartition, LogBounds | TieringError] = {}
+        for each in logs:
+            name = each.partition.topic_partition
+            try:
+                with self._lock:
+                    bounds[name] = self._bounds(each)
+            except (CorruptDataError, LocalFileError) as error:
+                bounds[name] = error
+        return bounds
+
+    def _bounds(self, local: LocalLog) -> LogBounds:
+        name = local.partition.topic_partition
+        first_offset = local.first_offset
+        if first_offset is None:
+            raise LocalFileError(f"{local.partition.path} holds no segment", path=local.partition.path)
+        # Kept only when the walk ends well: after a fault the next look begins anew.
+        earlier = self._walks.pop(name, None)
+        walk = _begin(local, first_offset) if earlier is None else _go_on(earlier, local, first_offset)
+        self._walks[name] = walk
+        open_since = walk.transactions.first_unstable_offset
+        stable = walk.next_offset if open_since is None else min(open_since, walk.next_offset)
+        return LogBounds(first_offset, stable, walk.next_offset)
+
+
+def _begin(local: LocalLog, first_offset: int) -> _Walk:
+    walk = _Walk(TransactionTracker(first_offset), first_offset)
+    return _to_the_end(walk, local.segments)
+
+
+def _go_on(walk: _Walk, local: LocalLog, first_offset: int) -> _Walk:
+    """Go on with *walk* if the file that it is in is still the same, or begin a new one."""
+    for number, segment in enumerate(local.segments):
+        if (segment.base_offset, segment.inode) == (walk.base_offset, walk.inode):
+            if _proof(segment, walk.position) != walk.proof:
+                break
+            return _to_the_end(walk, local.segments[number:])
+    return _begin(local, first_offset)
+
+
+def _to_the_end(walk: _Walk, segments: Sequence[LocalSegment]) -> _Walk:
+    """Take *walk* to the end of the log; the active segment ends at its last whole batch."""
+    for segment in segments:
+        if segment.base_offset != walk.base_offset:
+            walk.base_offset, walk.inode, walk.position = segment.base_offset, segment.inode, 0
+            walk.next_offset = max(walk.next_offset, segment.base_offset)
+        reached = scan_transactions(
+            segment, walk.transactions, position=walk.position, next_offset=walk.next_offset
+        )
+        walk.position, walk.next_offset = reached.position, reached.next_offset
+    walk.proof = _proof(segments[-1], walk.position)
+    return walk
+
+
+def _proof(segment: LocalSegment, position: int) -> bytes:
+    """Return the first batch's header, which has its checksum and time, and the bytes before *position*."""
+    with ExitStack() as stack:
+        descriptor = _open(stack, segment.path, os.O_RDONLY)
+        try:
+            head = os.pread(descriptor, min(position, _PROOF_BYTES), 0)
+            return head + os.pread(descriptor, min(position, _PROOF_BYTES), max(0, position - _PROOF_BYTES))
+        except OSError as error:
+            raise LocalFileError(
+                f"{segment.path} cannot be read: {error.strerror}", path=segment.path
+            ) from error
+
+
+def _open(stack: ExitStack, path: str, flags: int) -> int:
+    """Open *path* until *stack* is closed."""
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC)
+    except OSError as error:
+        raise LocalFileError(f"{path} cannot be opened: {error.strerror}", path=path) from error
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _trim(local: LocalLog, before_offset: int) -> int:
+    path = local.partition.path
+    doomed = [
+        segment
+        for segment in local.segments
+        if segment.next_offset is not None and segment.next_offset <= before_offset
+    ]
+    with ExitStack() as stack:
+        _hold_broker_lock(stack, local.partition.log_dir)
+        current = read_local_log(local.partition).segments
+        seen = [(segment.base_offset, segment.next_offset, segment.identity) for segment in doomed]
+        if seen != [(each.base_offset, each.next_offset, each.identity) for each in current[: len(doomed)]]:
+            raise BrokerUnavailable(f"the segments of {path} changed since they were looked at")
+        directory = _open(stack, path, os.O_RDONLY | os.O_DIRECTORY)
+        for segment in doomed:
+            _unlink_segment(segment, directory)
+    return current[len(doomed)].base_offset
+
+
+def _unlink_segment(segment: LocalSegment, directory: int) -> None:
+    """
+    Unlink one segment: its side files first, then the `.log`.
+
+    A scan knows a segment by its `.log`. A crash in between leaves a whole segment without
+    indexes, which the next trim unlinks again; the other order would leave side files that
+    nobody looks for. The directory is made durable after each segment, oldest first: were a
+    later one gone and an earlier one back after a power cut, the earlier would seem to reach
+    over the hole.
+    """
+    stem = segment.path.removesuffix(".log")
+    for file_path in (*(f"{stem}{suffix}" for suffix in _SIDE_SUFFIXES), segment.path):
+        try:
+            os.unlink(file_path)  # noqa: PTH108  (Path would only wrap the name again)
+        except FileNotFoundError:
+            continue
+        except PermissionError as error:
+            raise BrokerDenied(
+                f"{file_path} may not be deleted: {error.strerror}",
+                hint="Let the daemon's user write in the log directories",
+            ) from error
+        except OSError as error:
+            raise LocalFileError(
+                f"{file_path} cannot be deleted: {error.strerror}", path=file_path
+            ) from error
+    os.fsync(directory)
+
+
+def _hold_broker_lock(stack: ExitStack, log_dir: str) -> None:
+    """
+    Hold the lock that a Kafka broker holds on its log directory, as long as *stack* is open.
+
+    A broker whose segment vanishes under it takes the whole log directory offline.
+    """
+    lock_path = f"{log_dir}/.lock"
+    if not os.path.exists(lock_path):  # noqa: PTH110  (paths are text throughout this layer)
+        return
+    lock = _open(stack, lock_path, os.O_RDWR)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise BrokerDenied(
+            f"a broker is running on {log_dir}, so its files are not ours to delete",
+            hint="Set broker.kind to kafka, and trimming goes through the broker",
+        ) from error

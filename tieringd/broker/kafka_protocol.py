@@ -1,0 +1,320 @@
+"""
+Kafka messages of kio over connections of aiokafka.
+
+aiokafka opens a connection, authenticates it, negotiates versions and matches answers to
+requests; kio encodes and decodes every message. `KafkaRequest` is what lets the one carry the
+other. No byte of Kafka's protocol is laid out by hand here, and no answer is interpreted:
+error codes inside a response are the business of `broker.kafka`.
+
+aiokafka's own client is not used. It keeps a second copy of the metadata of every topic, asks
+for it again whenever a connection breaks, and never returns to the bootstrap addresses once
+all brokers that it knows are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokafka.conn import AIOKafkaConnection, CloseReason, collect_hosts
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+from kio.index import load_payload_module, load_response_from_request
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
+from kio.static.constants import EntityType
+
+from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from types import ModuleType
+
+    from kio.static.protocol import RequestPayload
+
+_SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+_SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_CLOSE_TIMEOUT_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaSettings:
+    """How to reach the broker beside us, and as whom."""
+
+    bootstrap: tuple[str, ...]
+    """`host:port` of the broker beside us; further brokers only help to find it."""
+    node_id: int | None = None
+    """The broker beside us; None finds it by its advertised address among *bootstrap*."""
+    security_protocol: str = "PLAINTEXT"
+    sasl_mechanism: str = "PLAIN"
+    sasl_username: str | None = None
+    sasl_password: str | None = field(default=None, repr=False)
+    ssl_ca_file: str | None = None
+    """None trusts the system's authorities."""
+    ssl_cert_file: str | None = None
+    ssl_key_file: str | None = None
+    request_timeout_seconds: float = 10.0
+    """For one connection attempt, and for one request."""
+    client_id: str = "tieringd"
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One kind of message, and the range of versions that hold the same fields of those we use."""
+
+    name: str
+    key: int
+    min_version: int
+    max_version: int
+
+
+METADATA: Final = Api("Metadata", 3, min_version=11, max_version=13)
+LIST_OFFSETS: Final = Api("ListOffsets", 2, min_version=4, max_version=9)
+DESCRIBE_CONFIGS: Final = Api("DescribeConfigs", 32, min_version=1, max_version=4)
+DELETE_RECORDS: Final = Api("DeleteRecords", 21, min_version=0, max_version=2)
+
+
+class KafkaRequest:
+    """
+    One request in the shape that an aiokafka connection sends, with kio's message inside.
+
+    *build* gets kio's module of the version that was chosen. The connection hands the answer
+    over as bytes: were it decoded there, one that kio cannot read would end the connection's
+    reader task instead of failing the one call.
+    """
+
+    def __init__(self, api: Api, build: Callable[[ModuleType], RequestPayload]) -> None:
+        self._api = api
+        self._build = build
+        self._payload: RequestPayload | None = None
+
+    @property
+    def payload(self) -> RequestPayload:
+        """Return the message, whose version is known once it was sent."""
+        assert self._payload is not None, "the request has not been sent"
+        return self._payload
+
+    def prepare(self, versions: Mapping[int, tuple[int, int]]) -> KafkaRequest:
+        """
+        Build the message in the highest version that both sides know.
+
+        Raises:
+            BrokerDenied: There is none.
+        """
+        api = self._api
+        low, high = versions.get(api.key, (0, -1))
+        version = min(high, api.max_version)
+        if version < max(low, api.min_version):
+            offered = f"offers versions {low} to {high}" if high >= 0 else "does not offer it"
+            raise BrokerDenied(
+                f"the broker {offered} of {api.name}; {api.min_version} to {api.max_version} are needed",
+                hint="Apache Kafka 2.8 or newer is needed",
+            )
+        module = load_payload_module(api.key, version, EntityType.request)
+        self._payload = self._build(module)
+        return self
+
+    def build_request_header(self, *, correlation_id: int, client_id: str) -> _Header:
+        """Return the header in the form that this version of the message has."""
+        payload = self.payload
+        schema: Any = payload.__header_schema__
+        header = schema(
+            request_api_key=payload.__api_key__,
+            request_api_version=payload.__version__,
+            correlation_id=correlation_id,
+            client_id=client_id,
+        )
+        return _Header(_encoded(header))
+
+    def encode(self) -> bytes:
+        """Return the message's bytes, without its header."""
+        return _encoded(self.payload)
+
+    def parse_response_header(self, frame: BytesIO) -> Any:
+        """Read the header, and leave *frame* at the message that follows."""
+        schema = load_response_from_request(self.payload).__header_schema__
+        header, size = entity_reader(schema)(frame.getvalue(), 0)
+        frame.seek(size)
+        return header
+
+    def decoded(self, answer: bytes) -> Any:
+        """Return kio's response for the bytes that the connection gave."""
+        response, _ = entity_reader(load_response_from_request(self.payload))(answer, 0)
+        return response
+
+    class RESPONSE_TYPE:  # noqa: N801  (the name under which aiokafka looks for it)
+        """What the connection calls to decode an answer."""
+
+        @staticmethod
+        def decode(frame: BytesIO) -> bytes:
+            """Return what follows the header."""
+            return frame.read()
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    data: bytes
+
+    def encode(self) -> bytes:
+        return self.data
+
+
+def _encoded(entity: Any) -> bytes:
+    buffer = BytesIO()
+    entity_writer(type(entity))(buffer, entity)
+    return buffer.getvalue()
+
+
+class KafkaConnections:
+    """
+    One connection per address, opened when it is needed and again after it broke.
+
+    Belongs to the event loop that uses it. Nothing is retried here: a call that finds a broken
+    connection fails with `BrokerUnavailable`, and the next one connects.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        _check(settings)
+        self.bootstrap: tuple[tuple[str, int], ...] = _addresses(settings.bootstrap)
+        self._settings = settings
+        self._tls = _tls_context(settings)
+        self._open: dict[tuple[str, int], AIOKafkaConnection] = {}
+        self._opening: dict[tuple[str, int], asyncio.Lock] = {}
+
+    async def send(self, address: tuple[str, int], request: KafkaRequest) -> Any:
+        """
+        Send *request* to *address* and return kio's response.
+
+        Raises:
+            BrokerUnavailable: No connection, no answer in time, or one that cannot be read.
+            BrokerDenied: The broker does not accept our credentials or our versions.
+        """
+        host, port = address
+        async with self._translated(address):
+            connection = await self._connection(address)
+            try:
+                answer = await connection.send(request)
+            except TimeoutError:
+                # Answers come in order, so a late one would delay every call after it.
+                self._open.pop(address, None)
+                await _closed(connection, CloseReason.CONNECTION_TIMEOUT)
+                raise
+            try:
+                return request.decoded(answer)
+            except (SerialError, ValueError, TypeError) as error:
+                raise BrokerUnavailable(f"an answer of {host}:{port} cannot be read: {error!r}") from error
+
+    async def _connection(self, address: tuple[str, int]) -> AIOKafkaConnection:
+        # Two calls at once must not open two connections, of which one would be forgotten.
+        async with self._opening.setdefault(address, asyncio.Lock()):
+            connection = self._open.get(address)
+            if connection is None or not connection.connected():
+                connection = self._new_connection(address)
+                await connection.connect()
+                self._open[address] = connection
+            return connection
+
+    def _new_connection(self, address: tuple[str, int]) -> AIOKafkaConnection:
+        settings = self._settings
+        host, port = address
+        return AIOKafkaConnection(
+            host,
+            port,
+            client_id=settings.client_id,
+            request_timeout_ms=settings.request_timeout_seconds * 1000,
+            ssl_context=self._tls,
+            security_protocol=settings.security_protocol,
+            sasl_mechanism=settings.sasl_mechanism,
+            sasl_plain_username=settings.sasl_username,
+            sasl_plain_password=settings.sasl_password,
+        )
+
+    @asynccontextmanager
+    async def _translated(self, address: tuple[str, int]) -> AsyncIterator[None]:
+        """Turn every foreign exception into one of ours, with the broker's address."""
+        host, port = address
+        try:
+            yield
+        except (SaslAuthenticationFailed, UnsupportedSaslMechanismError, IllegalSaslStateError) as error:
+            raise BrokerDenied(
+                f"the broker at {host}:{port} refuses to authenticate {self._settings.client_id}: {error}",
+                hint="Check the sasl_* settings of the broker section",
+            ) from error
+        except ssl.SSLCertVerificationError as error:
+            raise BrokerDenied(
+                f"the certificate of the broker at {host}:{port} is not trusted: {error.verify_message}",
+                hint="Check ssl_ca_file, and that the certificate names this host",
+            ) from error
+        except TimeoutError as error:
+            seconds = self._settings.request_timeout_seconds
+            raise BrokerUnavailable(
+                f"the broker at {host}:{port} did not answer within {seconds:g} s"
+            ) from error
+        except (KafkaError, OSError) as error:
+            reason = str(error.__cause__ or error) or type(error).__name__
+            raise BrokerUnavailable(f"the broker at {host}:{port} cannot be reached: {reason}") from error
+
+    async def close(self) -> None:
+        """Close every connection; closing twice is allowed."""
+        while self._open:
+            _, connection = self._open.popitem()
+            await _closed(connection, CloseReason.SHUTDOWN)
+
+
+async def _closed(connection: AIOKafkaConnection, reason: CloseReason) -> None:
+    """Close a connection and wait until its socket is gone, but not long for a peer that hangs."""
+    closed: asyncio.Future[None] | None = connection.close(reason=reason)
+    if closed is not None:
+        await asyncio.wait([closed], timeout=_CLOSE_TIMEOUT_SECONDS)
+
+
+def _check(settings: KafkaSettings) -> None:
+    if settings.security_protocol not in _SECURITY_PROTOCOLS:
+        raise ConfigError(
+            f"broker.security_protocol is {settings.security_protocol!r}",
+            hint=f"Use one of {', '.join(_SECURITY_PROTOCOLS)}",
+        )
+    if not settings.security_protocol.startswith("SASL_"):
+        return
+    if settings.sasl_mechanism not in _SASL_MECHANISMS:
+        raise ConfigError(
+            f"broker.sasl_mechanism is {settings.sasl_mechanism!r}",
+            hint=f"Use one of {', '.join(_SASL_MECHANISMS)}",
+        )
+    if settings.sasl_username is None or settings.sasl_password is None:
+        raise ConfigError(
+            f"broker.security_protocol is {settings.security_protocol}, which needs a user",
+            hint="Set broker.sasl_username and broker.sasl_password",
+        )
+
+
+def _addresses(bootstrap: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    try:
+        addresses = tuple((host, port) for host, port, _ in collect_hosts(list(bootstrap), randomize=False))
+    except ValueError as error:
+        raise ConfigError(f"broker.bootstrap holds an address that is not host:port: {error}") from error
+    if not addresses:
+        raise ConfigError("broker.bootstrap is empty", hint="Name the broker beside this daemon, host:port")
+    return addresses
+
+
+def _tls_context(settings: KafkaSettings) -> ssl.SSLContext | None:
+    if not settings.security_protocol.endswith("SSL"):
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.ssl_ca_file)
+        if settings.ssl_cert_file is not None:
+            context.load_cert_chain(settings.ssl_cert_file, settings.ssl_key_file)
+    except OSError as error:
+        files = [settings.ssl_ca_file, settings.ssl_cert_file, settings.ssl_key_file]
+        named = ", ".join(name for name in files if name is not None)
+        raise ConfigError(f"the TLS files of the broker section cannot be used ({named}): {error}") from error
+    return context

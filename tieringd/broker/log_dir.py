@@ -1,0 +1,281 @@
+"""
+What lies in the log directories: partitions first, then the segments of one.
+
+Read only, and never more than names, sizes and two small files per partition. A broker works in
+these directories meanwhile: whatever vanishes or changes during a look is reported or looked at
+again, never taken for a fact. Functions here block; services call them in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+
+from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.checkpoints import (
+    parse_epoch_checkpoint,
+    parse_meta_properties,
+    parse_partition_metadata,
+)
+from tieringd.formats.log_names import DirectoryKind, FileKind, parse_directory_name, parse_file_name
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.partition import NO_TOPIC_ID
+from tieringd.model.segment import LocalSegment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tieringd.model.partition import TopicPartition
+    from tieringd.model.segment import EpochStart
+
+_T = TypeVar("_T")
+
+_MAX_SMALL_FILE_BYTES: Final = 1 << 20
+_LISTING_ATTEMPTS: Final = 3
+_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
+
+Identity: TypeAlias = tuple[str | None, int | None]
+"""The cluster id and node id of a log directory's owner."""
+_NOBODY: Final[Identity] = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirScan:
+    """One look at all log directories of a broker."""
+
+    partitions: tuple[LocalPartition, ...]
+    cluster_id: str | None
+    """From `meta.properties`; None when no log directory has one."""
+    node_id: int | None
+    left_alone: tuple[str, ...]
+    """Directories that are no partition of ours to read: deleted, moving, stray, or not Kafka's."""
+    problems: tuple[LocalFileError, ...]
+    """What could not be read. Not a reason to act on what is missing here."""
+
+
+def scan_log_dirs(paths: Sequence[str]) -> LogDirScan:
+    """
+    Find the partitions in the log directories *paths*.
+
+    A directory that cannot be read is a problem of its own; the others are scanned. A partition
+    that is in two log directories is a problem and not a partition: the broker is moving it.
+    """
+    found: dict[TopicPartition, list[LocalPartition]] = {}
+    identities: list[Identity] = []
+    left_alone: list[str] = []
+    problems: list[LocalFileError] = []
+    for log_dir in paths:
+        try:
+            with _naming(log_dir):
+                identities.append(_identity(log_dir))
+                with os.scandir(log_dir) as entries:
+                    directories = [entry.name for entry in entries if entry.is_dir()]
+        except LocalFileError as error:
+            problems.append(error)
+            continue
+        for name in directories:
+            parsed = parse_directory_name(name)
+            if parsed is None or parsed.kind is not DirectoryKind.PARTITION or parsed.topic_partition is None:
+                left_alone.append(f"{log_dir}/{name}")
+                continue
+            try:
+                topic_id = _topic_id(f"{log_dir}/{name}")
+            except LocalFileError as error:
+                problems.append(error)
+                continue
+            partition = LocalPartition(parsed.topic_partition, topic_id, f"{log_dir}/{name}", log_dir)
+            found.setdefault(parsed.topic_partition, []).append(partition)
+    problems += _duplicates(found)
+    cluster_id, node_id = _agreed(paths, identities, problems)
+    return LogDirScan(
+        partitions=tuple(same[0] for same in found.values() if len(same) == 1),
+        cluster_id=cluster_id,
+        node_id=node_id,
+        left_alone=tuple(left_alone),
+        problems=tuple(problems),
+    )
+
+
+def read_local_log(partition: LocalPartition) -> LocalLog:
+    """
+    Return the segments of *partition*'s directory, as they were at one moment.
+
+    Raises:
+        LocalFileError: The directory vanished, a file in it cannot be read, or the broker is
+            changing it; *path* says which. The next look may succeed.
+    """
+    failure: LocalFileError | None = None
+    for _ in range(_LISTING_ATTEMPTS):
+        try:
+            return _look(partition)
+        except _ChangedError as error:
+            failure = error
+    assert failure is not None
+    raise failure
+
+
+def read_leader_epochs(partition_path: str, *, directory: int | None = None) -> tuple[EpochStart, ...]:
+    """
+    Return the leader epoch history of a partition's directory; empty when it has none.
+
+    *directory* is a descriptor of it, for a caller that has one.
+
+    Raises:
+        LocalFileError: The checkpoint cannot be read or understood.
+    """
+    file_path = f"{partition_path}/{_EPOCH_CHECKPOINT}"
+    data = _small_file(file_path, directory)
+    return () if data is None else _parsed(file_path, data, parse_epoch_checkpoint)
+
+
+class _ChangedError(LocalFileError):
+    """The directory changed while it was listed."""
+
+
+def _look(partition: LocalPartition) -> LocalLog:
+    """
+    List the `.log` files of one directory, and make sure that they were all there together.
+
+    The end of a segment is the base of the next. Were a segment renamed away between the reading
+    of two names, the one before it would seem to reach over the hole. So the directory's own
+    modification time must not move meanwhile, and while the broker swaps compacted segments in
+    (`.swap` files are there) old and new ones lie side by side and no listing is true.
+    """
+    path = partition.path
+    found: list[tuple[int, str, os.stat_result]] = []
+    with _naming(path), _opened_directory(path) as directory:
+        before = os.fstat(directory).st_mtime_ns
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                file_name = parse_file_name(entry.name)
+                if file_name is not None and file_name.kind is FileKind.LOG:
+                    file_path = f"{path}/{entry.name}"
+                    found.append((file_name.base_offset, file_path, _regular(entry, file_path)))
+                elif entry.name.endswith(".swap"):
+                    file_path = f"{path}/{entry.name}"
+                    message = f"{file_path} shows that the broker is replacing segments"
+                    raise _ChangedError(message, path=file_path)
+        epochs = read_leader_epochs(path, directory=directory)
+        if os.fstat(directory).st_mtime_ns != before:
+            raise _ChangedError(f"{path} changed while it was read", path=path)
+    found.sort(key=itemgetter(0))
+    return LocalLog(partition, _chained(found), epochs)
+
+
+def _chained(found: Sequence[tuple[int, str, os.stat_result]]) -> tuple[LocalSegment, ...]:
+    """Return the segments of files that ascend by base offset; each ends where the next begins."""
+    nexts = [*(base_offset for base_offset, _, _ in found[1:]), None]
+    return tuple(
+        LocalSegment(
+            base_offset=base_offset,
+            next_offset=next_offset,
+            size_bytes=status.st_size,
+            path=file_path,
+            inode=status.st_ino,
+            modified_ns=status.st_mtime_ns,
+        )
+        for (base_offset, file_path, status), next_offset in zip(found, nexts, strict=False)
+    )
+
+
+def _regular(entry: os.DirEntry[str], file_path: str) -> os.stat_result:
+    try:
+        status = entry.stat()
+    except FileNotFoundError as error:
+        raise _ChangedError(f"{file_path} vanished while its directory was read", path=file_path) from error
+    except OSError as error:
+        raise _unreadable(file_path, error) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise LocalFileError(f"{file_path} is not a regular file", path=file_path)
+    return status
+
+
+def _topic_id(path: str) -> str:
+    """Return the topic id of a partition's directory; NO_TOPIC_ID while it has no such file."""
+    data = _small_file(f"{path}/partition.metadata")
+    if data is None:
+        if not os.path.isdir(path):  # noqa: PTH112  (ten thousand Path objects are slower than the scan)
+            raise LocalFileError(f"{path} vanished while its log directory was read", path=path)
+        return NO_TOPIC_ID
+    return _parsed(f"{path}/partition.metadata", data, parse_partition_metadata)
+
+
+def _identity(log_dir: str) -> Identity:
+    file_path = f"{log_dir}/meta.properties"
+    data = _small_file(file_path)
+    if data is None:
+        return _NOBODY
+    properties = _parsed(file_path, data, parse_meta_properties)
+    return properties.cluster_id, properties.node_id
+
+
+def _agreed(paths: Sequence[str], identities: Sequence[Identity], problems: list[LocalFileError]) -> Identity:
+    """Return whose log directories these are; two that disagree are a problem, and nobody's."""
+    known = {each for each in identities if each != _NOBODY}
+    if len(known) > 1:
+        message = f"the log directories {', '.join(paths)} belong to different brokers or clusters"
+        problems.append(LocalFileError(message, path=paths[0], hint="Compare their meta.properties"))
+        return _NOBODY
+    return known.pop() if known else _NOBODY
+
+
+def _duplicates(found: dict[TopicPartition, list[LocalPartition]]) -> list[LocalFileError]:
+    return [
+        LocalFileError(
+            f"{name} is in several log directories: {', '.join(each.path for each in same)}",
+            path=same[0].path,
+        )
+        for name, same in found.items()
+        if len(same) > 1
+    ]
+
+
+def _parsed(file_path: str, data: bytes, parse: Callable[[bytes], _T]) -> _T:
+    try:
+        return parse(data)
+    except CorruptDataError as error:
+        # The broker replaces these files whole, but after a crash one may be empty.
+        raise LocalFileError(f"{file_path} cannot be understood: {error.message}", path=file_path) from error
+
+
+def _small_file(file_path: str, directory: int | None = None) -> bytes | None:
+    """Return a file's bytes, or None when there is none; *directory* is a descriptor of where it is."""
+    name = file_path if directory is None else file_path.rpartition("/")[2]
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unreadable(file_path, error) from error
+    try:
+        return os.read(descriptor, _MAX_SMALL_FILE_BYTES)
+    except OSError as error:
+        raise _unreadable(file_path, error) from error
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened_directory(path: str) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Turn an operating system's error about *path* into one that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> LocalFileError:
+    return LocalFileError(f"{path} cannot be read: {error.strerror or error}", path=path)

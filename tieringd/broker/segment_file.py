@@ -1,0 +1,296 @@
+"""
+Segment files on disk: scanned whole before an upload, or walked by their headers.
+
+Every function blocks; services call them in a thread. Files are read with positioned reads
+into one buffer and never mapped into memory: a follower truncates its log in place, and
+touching a page past the new end would kill the process.
+
+The broker's own index files are archived as they are when they agree with the log. One that
+does not is reported and left out: no reader of ours ever uses it, and a broker rebuilds a
+missing index but trusts a wrong one.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.header_walk import HeaderWalk
+from tieringd.formats.index_files import parse_offset_index, parse_time_index, parse_transaction_index
+from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES, EndedBy, SegmentScanner
+from tieringd.model.segment import BrokerIndexes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tieringd.formats.segment_scan import SegmentScan
+    from tieringd.formats.transactions import TransactionTracker
+    from tieringd.model.segment import AbortedTransaction, LocalSegment
+
+READ_BUFFER_BYTES = 1 << 20
+"""Small enough to stay in a core's cache between the read and the two checksums."""
+
+_MAX_INDEX_BYTES = 64 << 20
+"""No broker writes a larger side file; it bounds what one damaged file makes us hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogWalk:
+    """How far a walk over headers came."""
+
+    position: int
+    """In the file, after the last whole batch."""
+    next_offset: int
+    """After the last whole batch."""
+    aborted: tuple[AbortedTransaction, ...]
+    ended_by: EndedBy
+
+
+def open_segment(segment: LocalSegment) -> int:
+    """
+    Open a segment's `.log` for reading; the caller closes the descriptor.
+
+    Raises:
+        LocalFileError: It is gone, or may not be read.
+    """
+    with _reading(segment.path):
+        return os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def scan_segment_file(
+    fd: int,
+    segment: LocalSegment,
+    *,
+    stop_offset: int | None = None,
+    index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
+    tracker: TransactionTracker | None = None,
+) -> SegmentScan:
+    """
+    Read the open file once, as far as *segment* says it goes, and check every batch.
+
+    *stop_offset* bounds the scan of an active segment: batches from there on may change.
+
+    Raises:
+        OldMagicError: The segment holds message format v0 or v1.
+        CorruptDataError: A batch is damaged, or not where it belongs.
+        LocalFileError: The file cannot be read, or is shorter than it was.
+    """
+    scanner = SegmentScanner(
+        segment.base_offset,
+        segment.next_offset,
+        stop_offset=stop_offset,
+        index_interval_bytes=index_interval_bytes,
+        source=segment.path,
+        tracker=tracker,
+    )
+    buffer = memoryview(bytearray(min(READ_BUFFER_BYTES, segment.size_bytes)))
+    position = 0
+    with _reading(segment.path):
+        # Each read begins at the first byte that was not consumed: what is read twice is less
+        # than a batch, and comes from the page cache.
+        while not scanner.is_done and (left := segment.size_bytes - position):
+            if len(buffer) < scanner.wanted_bytes <= left:
+                buffer = memoryview(bytearray(scanner.wanted_bytes))
+            view = buffer[: min(left, len(buffer))]
+            _read_fully(fd, view, position, segment)
+            consumed = scanner.feed(view)
+            if not consumed and scanner.wanted_bytes > left:
+                break
+            position += consumed
+    return scanner.finish(segment.size_bytes - position)
+
+
+def scan_transactions(
+    segment: LocalSegment,
+    tracker: TransactionTracker,
+    *,
+    position: int = 0,
+    next_offset: int | None = None,
+) -> LogWalk:
+    """
+    Walk a segment's headers from *position* to its end, and take its transactions into *tracker*.
+
+    To go on where an earlier walk ended, pass that walk's position and next offset. The end of
+    an active segment is its last whole batch.
+
+    Raises:
+        OldMagicError: The segment holds message format v0 or v1.
+        CorruptDataError: A header is impossible or out of order, or a closed segment does not
+            end with a whole batch. *tracker* has taken in what came before.
+        LocalFileError: The file cannot be read, or is shorter than it was.
+    """
+    fd = open_segment(segment)
+    try:
+        walk = HeaderWalk(
+            lambda at, size_bytes: _read_at(fd, at, size_bytes, segment),
+            size_bytes=segment.size_bytes,
+            base_offset=segment.base_offset if next_offset is None else next_offset,
+            position=position,
+            source=segment.path,
+        )
+        aborted = walk.follow_transactions(tracker)
+    finally:
+        os.close(fd)
+    if walk.ended_by is not EndedBy.END_OF_FILE and not segment.is_active:
+        raise CorruptDataError(
+            f"closed segment has a {walk.ended_by.value} of {segment.size_bytes - walk.position} bytes",
+            source=segment.path,
+            position=walk.position,
+            offset=walk.next_offset,
+        )
+    return LogWalk(walk.position, walk.next_offset, tuple(aborted), walk.ended_by)
+
+
+def read_broker_indexes(segment: LocalSegment) -> BrokerIndexes:
+    """
+    Return the broker's side files of *segment*; None for each that is not there.
+
+    Raises:
+        LocalFileError: One is there and cannot be read.
+    """
+    stem = segment.path.removesuffix(FileKind.LOG.value)
+    snapshot = None
+    if segment.next_offset is not None:
+        name = encode_file_name(segment.next_offset, FileKind.PRODUCER_SNAPSHOT)
+        snapshot = _read_side_file(f"{os.path.dirname(segment.path)}/{name}")  # noqa: PTH120 - a name, no file
+    return BrokerIndexes(
+        offset_index=_read_side_file(f"{stem}{FileKind.OFFSET_INDEX.value}"),
+        time_index=_read_side_file(f"{stem}{FileKind.TIME_INDEX.value}"),
+        transaction_index=_read_side_file(f"{stem}{FileKind.TRANSACTION_INDEX.value}"),
+        producer_snapshot=snapshot,
+    )
+
+
+def check_broker_indexes(
+    scan: SegmentScan, segment: LocalSegment, indexes: BrokerIndexes
+) -> tuple[BrokerIndexes, tuple[str, ...]]:
+    """
+    Return those of *indexes* that agree with the log, and in words why the others do not.
+
+    The offset index is compared with our own sparse one, so an error smaller than the distance
+    of two of our entries can escape.
+    """
+    checks: dict[str, Callable[[bytes], str | None]] = {
+        "offset_index": lambda data: _offset_index_fault(scan, segment, data),
+        "time_index": lambda data: _time_index_fault(scan, segment, data),
+        "transaction_index": lambda data: _transaction_index_fault(scan, segment, data),
+    }
+    kept: dict[str, bytes | None] = {}
+    faults: list[str] = []
+    for name, check in checks.items():
+        data: bytes | None = getattr(indexes, name)
+        fault = None if data is None else check(data)
+        kept[name] = None if fault else data
+        if fault:
+            faults.append(f"the broker's {name.replace('_', ' ')} of {segment.path} is wrong: {fault}")
+    return BrokerIndexes(**kept, producer_snapshot=indexes.producer_snapshot), tuple(faults)
+
+
+def _offset_index_fault(scan: SegmentScan, segment: LocalSegment, data: bytes) -> str | None:
+    try:
+        entries = parse_offset_index(data, base_offset=segment.base_offset)
+    except CorruptDataError as error:
+        return str(error)
+    positions = [own.position for own in scan.entries]
+    for entry in entries:
+        if entry.position >= scan.size_bytes:
+            return f"offset {entry.offset} is at byte {entry.position}, past the end of the log"
+        if segment.next_offset is not None and entry.offset >= segment.next_offset:
+            return f"offset {entry.offset} is beyond the segment"
+        own = scan.entries[bisect_right(positions, entry.position) - 1]
+        if entry.offset < own.offset:
+            # A reader that looks for this offset would start behind it.
+            return f"offset {entry.offset} is at byte {entry.position}, behind offset {own.offset}"
+    return None
+
+
+def _time_index_fault(scan: SegmentScan, segment: LocalSegment, data: bytes) -> str | None:
+    try:
+        entries = parse_time_index(data, base_offset=segment.base_offset)
+    except CorruptDataError as error:
+        return str(error)
+    for entry in entries:
+        if segment.next_offset is not None and entry.offset >= segment.next_offset:
+            return f"offset {entry.offset} is beyond the segment"
+        if entry.timestamp_ms > scan.max_timestamp_ms:
+            return f"time {entry.timestamp_ms} is later than the latest record's, {scan.max_timestamp_ms}"
+    return None
+
+
+def _transaction_index_fault(scan: SegmentScan, segment: LocalSegment, data: bytes) -> str | None:
+    try:
+        entries = parse_transaction_index(data)
+    except CorruptDataError as error:
+        return str(error)
+    listed = {(entry.producer_id, entry.last_offset) for entry in entries}
+    found = {(one.producer_id, one.last_offset) for one in scan.aborted}
+    # A transaction that begins before the segment may have no records, and then the broker lists none.
+    begun_here = {
+        (one.producer_id, one.last_offset) for one in scan.aborted if one.first_offset > segment.base_offset
+    }
+    if wrong := sorted(listed - found):
+        return f"producer {wrong[0][0]} aborts no transaction at offset {wrong[0][1]}"
+    if missing := sorted(begun_here - listed):
+        return (
+            f"it lacks the transaction of producer {missing[0][0]} that is aborted at offset {missing[0][1]}"
+        )
+    return None
+
+
+def _read_fully(fd: int, view: memoryview, position: int, segment: LocalSegment) -> None:
+    done = 0
+    while done < len(view):
+        count = os.preadv(fd, [view[done:]], position + done)
+        if count == 0:
+            raise _changed(segment, position + done)
+        done += count
+
+
+def _read_at(fd: int, position: int, size_bytes: int, segment: LocalSegment) -> bytes:
+    try:
+        data = os.pread(fd, size_bytes, position)
+    except OSError as error:
+        raise _unreadable(segment.path, error) from error
+    if len(data) < size_bytes:
+        raise _changed(segment, position + len(data))
+    return data
+
+
+def _changed(segment: LocalSegment, size_bytes: int) -> LocalFileError:
+    return LocalFileError(
+        f"{segment.path} changed while it was read: of {segment.size_bytes} bytes {size_bytes} are left",
+        path=segment.path,
+    )
+
+
+def _read_side_file(path: str) -> bytes | None:
+    with _reading(path):
+        try:
+            with open(path, "rb") as file:  # noqa: PTH123 - Path would only wrap the name again
+                data = file.read(_MAX_INDEX_BYTES + 1)
+        except FileNotFoundError:
+            return None
+    if len(data) > _MAX_INDEX_BYTES:
+        raise LocalFileError(f"{path} is larger than {_MAX_INDEX_BYTES} bytes", path=path)
+    return data
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[None]:
+    """Translate what the operating system says of *path*."""
+    try:
+        yield
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: OSError) -> LocalFileError:
+    hint = None
+    if isinstance(error, PermissionError):
+        hint = "Let the daemon's user read the broker's log directories, for example by its group"
+    return LocalFileError(f"{path} cannot be read: {error.strerror}", path=path, hint=hint)

@@ -1,0 +1,189 @@
+"""
+A hint that something changed in the log directories, so that a rescan need not wait.
+
+Never more than a hint: the rescan is the truth. A hint may be missing (no inotify, no free
+watches, an overflow) or needless, and nothing is wrong but the time of the next look. Only new
+and renamed names are watched. The broker's writes would be an event per append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from asyncinotify import Inotify, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from asyncinotify import Event, Watch
+
+log = structlog.get_logger()
+
+_NEW_NAMES: Final = Mask.CREATE | Mask.MOVED_TO | Mask.MOVE_SELF | Mask.ONLYDIR
+_EVENTS_PER_TURN: Final = 256
+"""Of the event loop: a storm of events must leave it room."""
+_MAX_CHANGED_PATHS: Final = 4096
+"""With more than this the hint is "everything": a set of names would only cost memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """Where to look: *paths* changed, or with *rescan* anything may have."""
+
+    paths: frozenset[str] = frozenset()
+    """Partition directories in which a segment began or the leader epoch changed, and new ones."""
+    rescan: bool = False
+
+
+class DirectoryWatch:
+    """
+    Watches log directories for new partitions, and the partitions that `follow` names.
+
+    Belongs to the event loop on which it is used; starts no task. Memory is bounded: one small
+    watch per followed directory, and a limited set of paths between two calls of `changes`.
+    """
+
+    def __init__(self, log_dirs: Sequence[str]) -> None:
+        self._log_dirs = tuple(log_dirs)
+        self._inotify: Inotify | None = None
+        self._watches: dict[str, Watch] = {}
+        self._changed: set[str] = set()
+        self._rescan = False
+        self._has_news = asyncio.Event()
+        self._degraded = False
+        self._closed = False
+
+    def follow(self, partition_paths: Iterable[str]) -> None:
+        """
+        Watch exactly these partition directories, and the log directories.
+
+        Call it after every rescan. What changes before this call is in no hint: follow first,
+        then scan once more, or leave it to the next rescan.
+        """
+        if self._closed or not self._opened():
+            return
+        wanted = {*self._log_dirs, *partition_paths}
+        for path in self._watches.keys() - wanted:
+            self._forget(path)
+        for path in sorted(wanted - self._watches.keys()):
+            if not self._add(path):
+                return
+
+    async def changes(self) -> Hint:
+        """
+        Wait for a change and return all that happened since the last call.
+
+        Waits without end when there is no inotify: give it the rescan interval as a timeout.
+        Cancelling it loses nothing.
+        """
+        await self._has_news.wait()
+        hint = Hint(frozenset() if self._rescan else frozenset(self._changed), self._rescan)
+        self._changed.clear()
+        self._rescan = False
+        self._has_news.clear()
+        return hint
+
+    def close(self) -> None:
+        """Give the watches back; closing twice is allowed."""
+        self._closed = True
+        self._watches.clear()
+        if self._inotify is not None:
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+            self._inotify.close()
+            self._inotify = None
+
+    def _opened(self) -> bool:
+        if self._inotify is None and not self._degraded:
+            try:
+                # With a timeout of zero a read without events returns at once.
+                self._inotify = Inotify(cache_size=_EVENTS_PER_TURN, sync_timeout=0)
+            except OSError as error:
+                self._degrade("inotify is not available", error)
+                return False
+            asyncio.get_running_loop().add_reader(self._inotify.fd, self._read)
+        return self._inotify is not None
+
+    def _add(self, path: str) -> bool:
+        """Watch *path*; return whether there is room for more watches."""
+        assert self._inotify is not None
+        try:
+            self._watches[path] = self._inotify.add_watch(path, _NEW_NAMES)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                self._degrade("the system has no inotify watches left", error)
+                return False
+            # A directory that just went, or that we may not read: the next scan says so.
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES):
+                self._degrade(f"{path} cannot be watched", error)
+        return True
+
+    def _forget(self, path: str) -> None:
+        assert self._inotify is not None
+        watch = self._watches.pop(path)
+        try:
+            self._inotify.rm_watch(watch)
+        except OSError as error:
+            # The kernel drops the watch of a deleted directory by itself.
+            if error.errno != errno.EINVAL:
+                raise
+
+    def _degrade(self, reason: str, error: OSError) -> None:
+        """Say once that changes may be seen only by the rescans from here on."""
+        if not self._degraded:
+            self._degraded = True
+            log.warning(
+                "directory changes may be noticed only at the next rescan",
+                reason=reason,
+                error=str(error),
+                hint="Raise fs.inotify.max_user_watches or fs.inotify.max_user_instances",
+            )
+
+    def _read(self) -> None:
+        """Take in the events that wait; the event loop calls this when there are some."""
+        if self._inotify is None:
+            return
+        for _ in range(_EVENTS_PER_TURN):
+            event = self._inotify.sync_get()
+            if event is None:
+                break
+            self._note(event)
+        else:
+            # What is read from the descriptor already does not make it readable again.
+            asyncio.get_running_loop().call_soon(self._read)
+        if self._changed or self._rescan:
+            self._has_news.set()
+
+    def _note(self, event: Event) -> None:
+        if event.mask & Mask.Q_OVERFLOW:
+            self._rescan = True
+            return
+        watch = event.watch
+        if watch is None:
+            return
+        directory = str(watch.path)
+        if event.mask & Mask.IGNORED:
+            if self._watches.get(directory) is watch:
+                del self._watches[directory]
+        elif event.mask & Mask.MOVE_SELF:
+            # A broker renames a partition's directory before it deletes it, and the same name
+            # may come again as another directory.
+            if self._watches.get(directory) is watch:
+                self._forget(directory)
+            self._changed.add(directory)
+        elif event.name is not None:
+            self._note_name(directory, event.name.name, is_directory=bool(event.mask & Mask.ISDIR))
+        if len(self._changed) > _MAX_CHANGED_PATHS:
+            self._changed.clear()
+            self._rescan = True
+
+    def _note_name(self, directory: str, name: str, *, is_directory: bool) -> None:
+        if directory in self._log_dirs:
+            if is_directory:
+                self._changed.add(f"{directory}/{name}")
+        # A roll creates a `.log`; a new leader epoch renames its checkpoint into place.
+        elif name.endswith(".log") or name == "leader-epoch-checkpoint":
+            self._changed.add(directory)

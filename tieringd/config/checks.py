@@ -1,0 +1,207 @@
+"""
+The rules between properties: what is missing, what contradicts, and what is hardly meant.
+
+Each rule sees a configuration whose single values are all valid and names the places it looked
+at. `config.load` drops a finding that rests on a place with a fault of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os.path import realpath
+from typing import TYPE_CHECKING
+
+from tieringd.config.fields import LATER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tieringd.config.model import Config
+    from tieringd.config.yaml_source import Place
+
+_GCS_ENDPOINT = "storage.googleapis.com"
+_TLS_PORT = 443
+_S3_ONLY = (
+    "cloud_storage_bucket",
+    "cloud_storage_region",
+    "cloud_storage_access_key",
+    "cloud_storage_secret_key",
+    "cloud_storage_api_endpoint",
+    "cloud_storage_api_endpoint_port",
+    "cloud_storage_disable_tls",
+    "cloud_storage_trust_file",
+    "cloud_storage_url_style",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken rule: shown at the first of *places*, resting on all of them."""
+
+    places: tuple[Place, ...]
+    message: str
+
+
+def find_contradictions(config: Config) -> Iterator[Finding]:
+    """Yield what keeps *config* from being usable."""
+    yield from _broker(config)
+    yield from _security(config)
+    yield from _directories(config)
+    yield from _topics(config)
+    if config.cloud_storage_enabled:
+        yield from _object_store(config)
+
+
+def find_doubts(config: Config) -> Iterator[Finding]:
+    """Yield what is allowed and most likely not meant."""
+    if not config.cloud_storage_enabled:
+        yield from _disabled(config)
+        return
+    if config.backend == "file":
+        for name in _S3_ONLY:
+            if name in config.model_fields_set:
+                yield Finding(((name,), ("cloud_storage_backend",)), "has no effect with the file backend")
+    if config.backend == "aws" and config.cloud_storage_file_root is not None:
+        yield Finding(
+            (("cloud_storage_file_root",), ("cloud_storage_backend",)), "has no effect with the aws backend"
+        )
+    if config.endpoint_url == f"http://{config.cloud_storage_api_endpoint}:{_TLS_PORT}":
+        yield Finding(
+            (("cloud_storage_disable_tls",), ("cloud_storage_api_endpoint_port",)),
+            "plain HTTP goes to port 443; set cloud_storage_api_endpoint_port if that is not meant",
+        )
+    archives = config.cloud_storage_enable_remote_write or any(
+        topic.remote_write or topic.remote_storage_enable for topic in config.topics.values()
+    )
+    if config.broker.kind == "none" and not archives:
+        yield Finding(
+            (("cloud_storage_enabled",), ("cloud_storage_enable_remote_write",), ("topics",)),
+            "nothing will be archived: set cloud_storage_enable_remote_write, "
+            "or redpanda.remote.write for a topic",
+        )
+
+
+def _disabled(config: Config) -> Iterator[Finding]:
+    message = "has no effect while cloud_storage_enabled is false"
+    for name in ("cloud_storage_enable_remote_write", "cloud_storage_enable_remote_read"):
+        if getattr(config, name):
+            yield Finding(((name,), ("cloud_storage_enabled",)), message)
+    for topic, properties in config.topics.items():
+        if properties.remote_storage_enable:
+            yield Finding((("topics", topic, "remote.storage.enable"), ("cloud_storage_enabled",)), message)
+        if properties.remote_write:
+            yield Finding((("topics", topic, "redpanda.remote.write"), ("cloud_storage_enabled",)), message)
+
+
+def _broker(config: Config) -> Iterator[Finding]:
+    kind: Place = ("broker", "kind")
+    if config.broker.kind == "kafka":
+        if not config.broker.bootstrap:
+            yield Finding(
+                (("broker", "bootstrap"), kind), "is required for a Kafka broker: a list of host:port"
+            )
+        if "cluster_id" in config.model_fields_set:
+            yield Finding(
+                (("cluster_id",), kind), "remove the line: a Kafka broker knows its cluster's id itself"
+            )
+        return
+    for name in ("bootstrap", "node_id", "security"):
+        if getattr(config.broker, name) != type(config.broker).model_fields[name].default:
+            yield Finding(
+                (("broker", name), kind), "remove it: with broker.kind none there is no broker to reach"
+            )
+
+
+def _security(config: Config) -> Iterator[Finding]:
+    security = config.broker.security
+    protocol: Place = ("broker", "security", "protocol")
+    for name in ("sasl_username", "sasl_password"):
+        place: Place = ("broker", "security", name)
+        is_set = getattr(security, name) is not None
+        if security.protocol.startswith("SASL_") and not is_set:
+            yield Finding((place, protocol), f"is required with protocol {security.protocol}")
+        if not security.protocol.startswith("SASL_") and is_set:
+            yield Finding((place, protocol), f"contradicts protocol {security.protocol}, which has no login")
+    if not security.protocol.endswith("SSL"):
+        for name in ("ssl_ca_file", "ssl_cert_file", "ssl_key_file"):
+            if getattr(security, name) is not None:
+                yield Finding(
+                    (("broker", "security", name), protocol),
+                    f"contradicts protocol {security.protocol}, which has no TLS",
+                )
+    certificate: Place = ("broker", "security", "ssl_cert_file")
+    key: Place = ("broker", "security", "ssl_key_file")
+    if security.ssl_key_file is not None and security.ssl_cert_file is None:
+        yield Finding((key, certificate), "needs ssl_cert_file beside it")
+
+
+def _directories(config: Config) -> Iterator[Finding]:
+    log_dirs: list[tuple[Place, Path]] = [
+        (("broker", "log_dirs", index), path) for index, path in enumerate(config.broker.log_dirs)
+    ]
+    for index, (place, path) in enumerate(log_dirs):
+        for _, earlier in log_dirs[:index]:
+            if realpath(path) == realpath(earlier):
+                yield Finding((place,), f"{path} is the same directory as {earlier}, which is listed already")
+    state: Place = ("state_directory",)
+    root: Place = ("cloud_storage_file_root",)
+    for own_place, own in ((state, config.state_directory), (root, config.cloud_storage_file_root)):
+        for place, path in log_dirs:
+            if own is not None and _holds(path, own):
+                yield Finding(
+                    (own_place, place),
+                    f"{own} is inside the log directory {path}: Kafka does not start when it finds "
+                    "a directory there that is not a partition",
+                )
+    file_root = config.cloud_storage_file_root
+    if file_root is None:
+        return
+    apart = [(place, path) for place, path in log_dirs if not _holds(path, file_root)]
+    for place, path in ((state, config.state_directory), *apart):
+        if _holds(file_root, path):
+            yield Finding((root, place), f"{file_root} holds {path}; it must hold nothing but the archive")
+
+
+def _holds(outer: Path, inner: Path) -> bool:
+    """Say whether *inner* is *outer* or below it, symbolic links followed."""
+    outer_path, inner_path = realpath(outer), realpath(inner)
+    return inner_path == outer_path or inner_path.startswith(outer_path.rstrip("/") + "/")
+
+
+def _topics(config: Config) -> Iterator[Finding]:
+    for topic, properties in config.topics.items():
+        kafka = properties.remote_storage_enable
+        for name, value in (
+            ("redpanda.remote.write", properties.remote_write),
+            ("redpanda.remote.read", properties.remote_read),
+        ):
+            if kafka is not None and value is not None and kafka != value:
+                yield Finding(
+                    (("topics", topic, name), ("topics", topic, "remote.storage.enable")),
+                    "contradicts remote.storage.enable, which stands for write and read; remove one of them",
+                )
+
+
+def _object_store(config: Config) -> Iterator[Finding]:
+    backend: Place = ("cloud_storage_backend",)
+    endpoint: Place = ("cloud_storage_api_endpoint",)
+    on: Place = ("cloud_storage_enabled",)
+    if config.cloud_storage_api_endpoint == _GCS_ENDPOINT:
+        yield Finding((endpoint,), f"{_GCS_ENDPOINT} means the gcs backend; {LATER}")
+        return
+    if config.backend is None:
+        inferred_from: tuple[Place, ...] = (("cloud_storage_bucket",), ("cloud_storage_region",), endpoint)
+        yield Finding(
+            (backend, on, *inferred_from),
+            "is required: set file or aws (aws is understood from a bucket with its region, or an endpoint)",
+        )
+        return
+    required = ["cloud_storage_file_root"]
+    if config.backend == "aws":
+        required = ["cloud_storage_bucket", "cloud_storage_access_key", "cloud_storage_secret_key"]
+        if config.cloud_storage_api_endpoint is None:
+            required.append("cloud_storage_region")
+    for name in required:
+        if getattr(config, name) is None:
+            yield Finding(((name,), backend, on, endpoint), f"is required for the {config.backend} backend")

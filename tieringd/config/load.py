@@ -1,0 +1,170 @@
+"""
+From a file to a `Config`, or to one error with every fault in it.
+
+Three looks, in this order: the text (`yaml_source`), each value by itself (the classes of
+`model`), and the rules between values (`checks`). A fault found in one look does not end it
+and does not hide what the next ones find elsewhere; values that are at fault are left out of
+the next look, and so is every finding that rests on them.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pydantic import ValidationError
+
+from tieringd.config.checks import find_contradictions, find_doubts
+from tieringd.config.fields import described
+from tieringd.config.model import Config
+from tieringd.config.naming import explain_unknown, nearest_place
+from tieringd.config.yaml_source import Problem, read_document
+from tieringd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from pydantic_core import ErrorDetails
+
+    from tieringd.config.checks import Finding
+    from tieringd.config.yaml_source import Document, Place
+
+_Data: TypeAlias = dict[str, Any]
+_SMALLEST: _Data = {"broker": {"kind": "none", "log_dirs": ("/",)}, "state_directory": "/"}
+"""Stands in for required values that are at fault. No finding that rests on them is shown."""
+
+_MESSAGES = {
+    "missing": "is required",
+    "tuple_type": "must be a list, one `- item` on each line, not {given}",
+    "model_type": "must be a section with properties below it, not {given}",
+    "dict_type": "must be a section with properties below it, not {given}",
+}
+"""By pydantic's name of the fault; a single value's faults come from its kind, in words."""
+
+
+def load_config(path: Path, *, environ: Mapping[str, str]) -> Config:
+    """
+    Return the configuration in the file *path*.
+
+    Raises:
+        ConfigError: The file cannot be read, or anything in it is wrong.
+    """
+    source = str(path)
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        raise _error(source, [f"{source}: this file does not exist"]) from error
+    except IsADirectoryError as error:
+        raise _error(source, [f"{source}: this is a directory; name the file in it"]) from error
+    except OSError as error:
+        raise _error(source, [f"{source}: this file cannot be read: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise _error(source, [f"{source}:{line}: this line is not UTF-8 text"]) from None
+    return parse_config(text, source=source, environ=environ)
+
+
+def parse_config(text: str, *, source: str, environ: Mapping[str, str]) -> Config:
+    """
+    Return the configuration that *text* holds; *source* names it in messages.
+
+    Raises:
+        ConfigError: Anything is wrong; all faults are in `problems`, in the order of the lines.
+    """
+    document = read_document(text, environ)
+    problems = list(document.problems)
+    if document.data is not None:
+        suspects = {problem.place for problem in problems if problem.place}
+        found, at_fault = _read_values(document, document.data)
+        problems += [one for one in found if not _rests_on((one.place,), suspects)]
+        config = _without(document.data, suspects | at_fault)
+        suspects |= at_fault | {nearest_place(place) for place in at_fault}
+        problems += _problems(find_contradictions(config), document, suspects)
+        if not problems:
+            doubts = _problems(find_doubts(config), document, suspects)
+            return config.with_warnings(_located(doubts, source))
+    raise _error(source, _located(problems, source))
+
+
+def _read_values(document: Document, data: _Data) -> tuple[list[Problem], set[Place]]:
+    """Read each value by itself; return what is wrong, and where."""
+    try:
+        Config.model_validate(data)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    else:
+        return [], set()
+    meant = {nearest_place(_place(one)) for one in details if one["type"] == "extra_forbidden"}
+    problems: list[Problem] = []
+    for detail in details:
+        place = _place(detail)
+        if detail["type"] != "missing" or place not in meant:
+            problems.append(Problem(document.line_of(place), place, _message(detail, place)))
+    return problems, {_place(detail) for detail in details}
+
+
+def _place(detail: ErrorDetails) -> Place:
+    return tuple(step for step in detail["loc"] if step != "[key]")
+
+
+def _message(detail: ErrorDetails, place: Place) -> str:
+    """Return pydantic's finding in our words, which never repeat the value."""
+    given = described(detail["input"])
+    match detail["type"]:
+        case "value_error":
+            return str(detail["ctx"]["error"])
+        case "extra_forbidden":
+            return explain_unknown(place)
+        case kind:
+            message = _MESSAGES.get(kind, detail["msg"])
+            return message.format(given=given)
+
+
+def _without(data: _Data, places: Iterable[Place]) -> Config:
+    """Return the configuration of *data* with what is at fault left out, and required values filled in."""
+    kept = deepcopy(data)
+    for place in places:
+        _remove(kept, place)
+    broker = {**_SMALLEST["broker"], **kept.get("broker", {})}
+    return Config.model_validate({**_SMALLEST, **kept, "broker": broker})
+
+
+def _remove(data: _Data, place: Place) -> None:
+    """Remove the innermost property around *place*: half a list would be another value."""
+    section = data
+    for step in place[:-1]:
+        inner = section.get(str(step))
+        if not isinstance(inner, dict):
+            section.pop(str(step), None)
+            return
+        section = inner
+    section.pop(str(place[-1]), None)
+
+
+def _problems(findings: Iterable[Finding], document: Document, suspects: set[Place]) -> list[Problem]:
+    return [
+        Problem(document.line_of(one.places[0]), one.places[0], one.message)
+        for one in findings
+        if not _rests_on(one.places, suspects)
+    ]
+
+
+def _rests_on(places: Iterable[Place], suspects: set[Place]) -> bool:
+    """Say whether one of *places* is, holds or lies in one of *suspects*."""
+    return any(
+        place[: len(suspect)] == suspect or suspect[: len(place)] == place
+        for place in places
+        for suspect in suspects
+    )
+
+
+def _located(problems: Iterable[Problem], source: str) -> tuple[str, ...]:
+    ordered = sorted(problems, key=lambda problem: problem.line or 0)
+    return tuple(problem.located(source) for problem in ordered)
+
+
+def _error(source: str, problems: Iterable[str]) -> ConfigError:
+    lines = tuple(problems)
+    count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
+    return ConfigError(f"{source} has {count}", problems=lines, hint="Nothing was started; correct the file")

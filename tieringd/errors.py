@@ -1,0 +1,182 @@
+"""
+The exception tree: one class for each thing a caller may do about an error.
+
+TieringError
+├── ConfigError               the operator must change the configuration
+├── NotYetSupportedError      a public operation that a later release completes
+├── RetryableError            nothing is wrong with our data; try again later
+│   ├── StorageUnavailable    timeouts, 5xx, throttling
+│   ├── BrokerUnavailable     no answer, or "not leader", or "not ready"
+│   └── LocalFileError        a file or directory that cannot be read now
+├── StorageError              the store answered, and the answer is final
+│   ├── ObjectNotFound
+│   ├── PreconditionFailed    a conditional write lost
+│   ├── ChecksumRejected      the bytes that arrived are not the bytes announced
+│   ├── StorageDenied         credentials or policy
+│   ├── BucketNotFound
+│   └── StoreFull             no room on the file store's disk
+├── BrokerDenied              the broker refuses an operation for good
+├── FencedError               another writer owns the partition: stop, do not retry
+├── LogGapError               the local log no longer reaches the remote log
+└── CorruptDataError          CRC, length or order is wrong: quarantine, never retry
+
+Foreign exceptions (SDK, HTTP, Kafka client) are translated where they arise, with
+``raise ... from``; none is visible above ``storage`` and ``broker``. Retrying is decided by
+class, in ``storage.resilient`` for calls and in a service's ``run()`` for steps.
+"""
+
+from __future__ import annotations
+
+
+class TieringError(Exception):
+    """The base of every error this package raises on purpose."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class ConfigError(TieringError):
+    """
+    The configuration is wrong; every fault is in *problems*, one line each.
+
+    Nothing has been started and nothing changed when this is raised.
+    """
+
+    def __init__(self, message: str, *, problems: tuple[str, ...] = (), hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = problems
+
+
+class NotYetSupportedError(TieringError):
+    """The operation is part of the public seam, and a later release completes it."""
+
+
+class RetryableError(TieringError):
+    """Nothing is wrong with our data: the same call may succeed later."""
+
+
+class StorageUnavailable(RetryableError):
+    """
+    The object store timed out, failed or throttled.
+
+    *outcome_unknown* is true when a write may have taken effect all the same: the caller
+    must look before it writes again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_seconds: float | None = None,
+        outcome_unknown: bool = False,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_seconds = retry_after_seconds
+        self.outcome_unknown = outcome_unknown
+
+
+class BrokerUnavailable(RetryableError):
+    """The broker did not answer, or is not ready to answer this."""
+
+
+class LocalFileError(RetryableError):
+    """A local file or directory could not be read; *path* names it."""
+
+    def __init__(self, message: str, *, path: str, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+
+
+class StorageError(TieringError):
+    """The object store gave a final answer; *key* names the object, if there is one."""
+
+    def __init__(self, message: str, *, key: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.key = key
+
+
+class ObjectNotFound(StorageError):
+    """No object has this key."""
+
+
+class PreconditionFailed(StorageError):
+    """A conditional write lost: the object exists, is absent, or has another version."""
+
+
+class ChecksumRejected(StorageError):
+    """The store received other bytes than the checksum announced; nothing was stored."""
+
+
+class StorageDenied(StorageError):
+    """The credentials are wrong, or do not allow this operation."""
+
+
+class BucketNotFound(StorageError):
+    """The bucket (or the file store's root) does not exist."""
+
+
+class StoreFull(StorageError):
+    """The file store's disk has no room left; nothing was stored under the key."""
+
+
+class BrokerDenied(TieringError):
+    """The broker refuses an operation for good: permission, or the kind of topic."""
+
+
+class FencedError(TieringError):
+    """Another writer owns the partition's manifest: this archiver stops, and does not retry."""
+
+
+class LogGapError(TieringError):
+    """The local log starts at *first_local_offset*, after the remote log's *next_offset*."""
+
+    def __init__(
+        self, message: str, *, next_offset: int, first_local_offset: int, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.next_offset = next_offset
+        self.first_local_offset = first_local_offset
+
+
+class CorruptDataError(TieringError):
+    """
+    Stored bytes are wrong. Never retried; the partition is quarantined and reported.
+
+    *source* is a file or an object key, *position* a byte position in it, *offset* the
+    nearest known Kafka offset. Each is None when it is not known.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        source: str | None = None,
+        position: int | None = None,
+        offset: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.source = source
+        self.position = position
+        self.offset = offset
+
+    def __str__(self) -> str:
+        places = [
+            f"{name} {value}"
+            for name, value in (("in", self.source), ("position", self.position), ("offset", self.offset))
+            if value is not None
+        ]
+        text = super().__str__()
+        return f"{text} ({', '.join(places)})" if places else text
+
+    def located(self, source: str) -> CorruptDataError:
+        """Return the same fault with *source* named, for a caller that knows the file or object."""
+        return CorruptDataError(
+            self.message, source=source, position=self.position, offset=self.offset, hint=self.hint
+        )

@@ -1,0 +1,148 @@
+"""
+The partition manifest as bytes: an envelope (`TRDM`) around a compressed body.
+
+The body, once inflated, is:
+
+    u32         length of the head
+    head        JSON: everything but the segments, and the number of rows
+    columns     each integer column as little-endian i64 differences to the row before,
+                in the order of `model.manifest.COLUMNS`; then the writers' numbers likewise
+
+Differences of neighbouring rows are small and alike, which is what the compression lives on.
+`docs/formats.md` says what each field means. A manifest that breaks a rule of
+`model.manifest` is refused both when it is written and when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+import zlib
+from array import array
+from itertools import accumulate
+from operator import sub
+from typing import TYPE_CHECKING, Any
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.envelope import seal, unseal
+from tieringd.model.manifest import COLUMNS, Gap, PartitionManifest, SegmentTable
+from tieringd.model.partition import TopicIdPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAGIC = b"TRDM"
+VERSION = 1
+BODY_BYTES_MAX = 1 << 30
+"""An inflated body larger than this is an attack or a fault: a million rows take 80 MB."""
+
+_LENGTH = struct.Struct(">I")
+_VALUE_BYTES = 8
+
+
+def encode_manifest(manifest: PartitionManifest) -> bytes:
+    """
+    Return *manifest* as bytes.
+
+    Raises:
+        ValueError: It breaks a rule, which is a fault of this program.
+    """
+    faults = manifest.faults()
+    if faults:
+        raise ValueError(f"refusing to write a manifest that breaks its rules: {'; '.join(faults)}")
+    head = json.dumps(_head(manifest), sort_keys=True, separators=(",", ":")).encode()
+    columns = [manifest.segments.column(name) for name in COLUMNS] + [manifest.segments.writer_numbers]
+    body = b"".join([_LENGTH.pack(len(head)), head, *(_differences(column) for column in columns)])
+    return seal(MAGIC, VERSION, zlib.compress(body, level=6))
+
+
+def decode_manifest(data: bytes) -> PartitionManifest:
+    """
+    Return the manifest that *data* holds.
+
+    Raises:
+        CorruptDataError: The bytes are not a whole, sound manifest of a version we know.
+    """
+    _version, packed = unseal(data, MAGIC, newest_version=VERSION, kind="partition manifest")
+    try:
+        body = _inflate(packed)
+        (head_bytes,) = _LENGTH.unpack_from(body)
+        head = json.loads(body[_LENGTH.size : _LENGTH.size + head_bytes])
+        manifest = _manifest(head, body[_LENGTH.size + head_bytes :])
+    except (ValueError, KeyError, TypeError, struct.error, zlib.error) as error:
+        raise CorruptDataError(f"partition manifest cannot be read: {error}") from error
+    faults = manifest.faults()
+    if faults:
+        raise CorruptDataError(f"partition manifest breaks its rules: {'; '.join(faults)}")
+    return manifest
+
+
+def _head(manifest: PartitionManifest) -> dict[str, Any]:
+    partition = manifest.partition
+    return {
+        "cluster": partition.cluster,
+        "topic": partition.topic,
+        "topic_id": partition.topic_id,
+        "partition": partition.partition,
+        "start_offset": manifest.start_offset,
+        "next_offset": manifest.next_offset,
+        "leader_epoch": manifest.leader_epoch,
+        "writer_id": manifest.writer_id,
+        "commit_number": manifest.commit_number,
+        "committed_at_ms": manifest.committed_at_ms,
+        "epochs": manifest.epochs,
+        "gaps": [[gap.base_offset, gap.last_offset, gap.reason, gap.recorded_at_ms] for gap in manifest.gaps],
+        "rows": len(manifest.segments),
+        "writers": manifest.segments.writers,
+    }
+
+
+def _manifest(head: dict[str, Any], columns: bytes) -> PartitionManifest:
+    rows = head["rows"]
+    width = rows * _VALUE_BYTES
+    if len(columns) != width * (len(COLUMNS) + 1):
+        raise ValueError(f"{rows} rows do not take {len(columns)} bytes")
+    values = [_sums(columns[at : at + width]) for at in range(0, len(columns), width)] if rows else []
+    table = SegmentTable.from_columns(
+        dict(zip(COLUMNS, values[:-1], strict=True)) if rows else {name: () for name in COLUMNS},
+        values[-1] if rows else (),
+        head["writers"],
+    )
+    return PartitionManifest(
+        partition=TopicIdPartition(head["cluster"], head["topic"], head["topic_id"], head["partition"]),
+        start_offset=head["start_offset"],
+        next_offset=head["next_offset"],
+        leader_epoch=head["leader_epoch"],
+        writer_id=head["writer_id"],
+        commit_number=head["commit_number"],
+        committed_at_ms=head["committed_at_ms"],
+        epochs=tuple((epoch, start) for epoch, start in head["epochs"]),
+        segments=table,
+        gaps=tuple(Gap(*fields) for fields in head["gaps"]),
+    )
+
+
+def _inflate(packed: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    body = inflater.decompress(packed, BODY_BYTES_MAX)
+    if not inflater.eof or inflater.unused_data:
+        raise ValueError("the compressed body is cut short, too long, or followed by other bytes")
+    return body
+
+
+def _differences(column: Iterable[int]) -> bytes:
+    values = list(column)
+    return _little_endian(array("q", map(sub, values, [0, *values[:-1]]))).tobytes()
+
+
+def _sums(data: bytes) -> list[int]:
+    differences = array("q")
+    differences.frombytes(data)
+    return list(accumulate(_little_endian(differences)))
+
+
+def _little_endian(values: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

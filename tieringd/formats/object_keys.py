@@ -1,0 +1,117 @@
+"""
+Names of objects in the bucket: built here, parsed here, and nowhere else.
+
+    {h}/{cluster}/{topic}/{partition}_{topic_id}/{base}-{last}-{size}-{epoch}-{writer}.log
+    ... .log.index
+    {h}/{cluster}/meta/{topic}/{partition}_{topic_id}/manifest
+    meta/{cluster}/topics/{topic}_{topic_id}/topic_manifest.json
+
+`h` is the xxh32 (seed 0) of all that follows it, in eight hex digits: it spreads load over a
+store's key ranges. A data object and its index share the data object's hash, so they lie side
+by side. Topic manifests carry no hash and lie under one prefix, so that a bucket can be listed
+by someone who knows nothing but its name.
+
+Keys are relative to `cloud_storage_prefix`, which the store adds.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from tieringd.model.partition import TopicIdPartition
+
+if TYPE_CHECKING:
+    from tieringd.model.segment import RemoteSegment
+
+TOPIC_MANIFESTS_PREFIX = "meta/"
+"""Every topic manifest's key begins with this."""
+
+_TOPIC_ID_LENGTH = 22
+_DATA_KEY = re.compile(
+    r"[0-9a-f]{8}/(?P<cluster>[^/]+)/(?P<topic>[^/]+)/(?P<partition>\d+)_(?P<topic_id>[^/]{22})/"
+    r"(?P<base>\d+)-(?P<last>\d+)-(?P<size>\d+)-(?P<epoch>\d+)-(?P<writer>[0-9a-f]+)\.log"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicKey:
+    """A topic of a cluster, as a topic manifest's key names it."""
+
+    cluster: str
+    topic: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataKey:
+    """What a data object's key says of it."""
+
+    partition: TopicIdPartition
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    leader_epoch: int
+    writer_id: str
+
+
+def data_key(partition: TopicIdPartition, segment: RemoteSegment) -> str:
+    """Return the key of a segment's data object."""
+    return _hashed(
+        f"{partition.cluster}/{partition.topic}/{partition.partition}_{partition.topic_id}/"
+        f"{segment.base_offset}-{segment.last_offset}-{segment.size_bytes}-"
+        f"{segment.leader_epoch}-{segment.writer_id}.log"
+    )
+
+
+def index_key(partition: TopicIdPartition, segment: RemoteSegment) -> str:
+    """Return the key of a segment's index sidecar."""
+    return data_key(partition, segment) + ".index"
+
+
+def manifest_key(partition: TopicIdPartition) -> str:
+    """Return the key of a partition's live manifest."""
+    return _hashed(
+        f"{partition.cluster}/meta/{partition.topic}/{partition.partition}_{partition.topic_id}/manifest"
+    )
+
+
+def topic_manifest_key(key: TopicKey) -> str:
+    """Return the key of a topic's manifest."""
+    return f"{TOPIC_MANIFESTS_PREFIX}{key.cluster}/topics/{key.topic}_{key.topic_id}/topic_manifest.json"
+
+
+def parse_topic_manifest_key(key: str) -> TopicKey | None:
+    """Return what a topic manifest's key names; None for any other key."""
+    match key.split("/"):
+        case ["meta", cluster, "topics", name, "topic_manifest.json"]:
+            topic, separator, topic_id = (
+                name[: -_TOPIC_ID_LENGTH - 1],
+                name[-_TOPIC_ID_LENGTH - 1 : -_TOPIC_ID_LENGTH],
+                name[-_TOPIC_ID_LENGTH:],
+            )
+            if topic and separator == "_":
+                return TopicKey(cluster, topic, topic_id)
+    return None
+
+
+def parse_data_key(key: str) -> DataKey | None:
+    """Return what a data object's key says; None for any other key, or one with a wrong hash."""
+    found = _DATA_KEY.fullmatch(key)
+    if found is None or key != _hashed(key[9:]):
+        return None
+    return DataKey(
+        TopicIdPartition(found["cluster"], found["topic"], found["topic_id"], int(found["partition"])),
+        base_offset=int(found["base"]),
+        last_offset=int(found["last"]),
+        size_bytes=int(found["size"]),
+        leader_epoch=int(found["epoch"]),
+        writer_id=found["writer"],
+    )
+
+
+def _hashed(path: str) -> str:
+    return f"{xxhash.xxh32_intdigest(path.encode()):08x}/{path}"

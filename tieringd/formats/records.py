@@ -1,0 +1,164 @@
+"""
+The records inside one batch, for people and tests; Spark has a faster decoder of its own.
+
+Arbitrary bytes give records or a `CorruptDataError`, nothing else. The checksum is not
+checked here: see `record_batch.check_crc`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES, decompress
+from tieringd.formats.record_batch import (
+    ABORT_MARKER,
+    COMMIT_MARKER,
+    HEADER_BYTES,
+    LOG_APPEND_TIME,
+    BatchHeader,
+    parse_header,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Literal
+
+_MARKER_KEY = struct.Struct(">hh")
+_MAX_VARINT_BITS = 63
+_MORE_BYTES_FOLLOW = 0x80
+_SEVEN_BITS = 0x7F
+
+
+class Record(NamedTuple):
+    """One record as a consumer sees it."""
+
+    offset: int
+    timestamp_ms: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+def iter_records(view: memoryview, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
+    """
+    Yield the records of the batch that fills *view*, ascending by offset.
+
+    Markers of control batches come out as records too; a caller that wants none skips the
+    batch by its header.
+
+    Raises:
+        CorruptDataError: The batch is damaged, at the latest when its last record was taken.
+    """
+    header = parse_header(view)
+    if header.size_bytes != len(view):
+        raise CorruptDataError(
+            f"a batch of {header.size_bytes} bytes does not fill {len(view)}", offset=header.base_offset
+        )
+    try:
+        yield from _iter_body(header, view[HEADER_BYTES:], limit_bytes)
+    except CorruptDataError as error:
+        raise CorruptDataError(error.message, offset=header.base_offset) from error
+
+
+def control_type(view: memoryview) -> Literal["commit", "abort"] | int:
+    """
+    Return which marker the control batch in *view* holds; a number for one that ends no transaction.
+
+    Raises:
+        CorruptDataError: There is no readable marker.
+    """
+    record = next(iter_records(view), None)
+    if record is None or record.key is None or len(record.key) < _MARKER_KEY.size:
+        raise CorruptDataError("the control batch holds no marker", offset=parse_header(view).base_offset)
+    _version, marker = _MARKER_KEY.unpack_from(record.key)
+    if marker == COMMIT_MARKER:
+        return "commit"
+    return "abort" if marker == ABORT_MARKER else int(marker)
+
+
+def read_varint(body: memoryview, position: int) -> tuple[int, int]:
+    """
+    Return the zigzag varint at *position*, and the position after it.
+
+    Raises:
+        CorruptDataError: The bytes end first, or the number has more than 64 bits.
+    """
+    result = shift = 0
+    try:
+        while (byte := body[position]) >= _MORE_BYTES_FOLLOW:
+            result |= (byte & _SEVEN_BITS) << shift
+            position += 1
+            shift += 7
+            if shift > _MAX_VARINT_BITS:
+                raise CorruptDataError("a variable-length number is too long")
+    except IndexError as error:
+        raise CorruptDataError("the records end inside a number") from error
+    result |= byte << shift
+    if result >> 64:
+        raise CorruptDataError("a variable-length number is too long")
+    return (result >> 1) ^ -(result & 1), position + 1
+
+
+def _iter_body(header: BatchHeader, packed: memoryview, limit_bytes: int) -> Iterator[Record]:
+    if header.record_count == 0 and not packed:
+        return
+    body = decompress(header.codec, packed, limit_bytes=limit_bytes)
+    base_offset, timestamp_type = header.base_offset, header.timestamp_type
+    position, previous_delta = 0, -1
+    for _ in range(header.record_count):
+        position, timestamp_delta, delta, key, value, headers = _read_record(body, position)
+        if not previous_delta < delta <= header.last_offset_delta:
+            raise CorruptDataError(f"record offset {base_offset + delta} is out of order")
+        previous_delta = delta
+        timestamp_ms = header.base_timestamp_ms + timestamp_delta
+        if timestamp_type == LOG_APPEND_TIME:
+            timestamp_ms = header.max_timestamp_ms
+        yield Record(base_offset + delta, timestamp_ms, timestamp_type, key, value, headers)
+    if position != len(body):
+        raise CorruptDataError(
+            f"{len(body) - position} bytes follow the last of {header.record_count} records"
+        )
+
+
+_Fields = tuple[int, int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+
+
+def _read_record(body: memoryview, position: int) -> _Fields:
+    """Return the position after the record, its time and offset deltas, key, value and headers."""
+    size, position = read_varint(body, position)
+    end = position + size
+    if not 0 < size <= len(body) - position:
+        raise CorruptDataError(f"a record of {size} bytes does not fit in the batch")
+    record = body[:end]
+    # One byte of attributes, which no version uses.
+    timestamp_delta, position = read_varint(record, position + 1)
+    offset_delta, position = read_varint(record, position)
+    key, position = _read_bytes(record, position)
+    value, position = _read_bytes(record, position)
+    count, position = read_varint(record, position)
+    if not 0 <= count <= end - position:
+        raise CorruptDataError(f"{count} record headers do not fit in the record")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        name, position = _read_bytes(record, position)
+        header_value, position = _read_bytes(record, position)
+        if name is None:
+            raise CorruptDataError("a record header has no name")
+        # C clients may send any bytes; Java's client reads them with replacement characters too.
+        headers.append((name.decode("utf-8", "replace"), header_value))
+    if position != end:
+        raise CorruptDataError(f"{end - position} bytes of a record are left over")
+    return position, timestamp_delta, offset_delta, key, value, tuple(headers)
+
+
+def _read_bytes(record: memoryview, position: int) -> tuple[bytes | None, int]:
+    size, position = read_varint(record, position)
+    if size == -1:
+        return None, position
+    end = position + size
+    if size < 0 or end > len(record):
+        raise CorruptDataError(f"a field of {size} bytes does not fit in the record")
+    return bytes(record[position:end]), end

@@ -1,0 +1,375 @@
+"""
+One pass over a segment's bytes: every batch checked, and everything an upload needs to know.
+
+The scanner does no I/O and copies nothing: its caller feeds it views of whatever buffer the
+bytes are in. A scan that ends without an error means that every batch is whole, has the
+right checksum, and stands in order inside the segment's bounds.
+
+An active segment has no known end. Its scan stops at *stop_offset*, or where the broker may
+still be writing: a cut batch, or zeros that were allocated ahead. In a closed segment both
+are faults.
+
+The loop in `feed` is the hot path of every upload: one unpack and one checksum for a batch,
+and one checksum for a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.record_batch import (
+    CRC_STARTS_AT,
+    DELETE_HORIZON_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_STARTS_AT,
+    LOG_APPEND_TIME_FLAG,
+    MAGIC,
+    MAX_BATCH_BYTES,
+    MIN_LENGTH,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+    header_fault,
+    located_fault,
+)
+from tieringd.formats.records import control_type
+from tieringd.formats.transactions import TransactionTracker
+from tieringd.model.segment import NO_TIMESTAMP, AbortedTransaction, EpochStart, IndexEntry
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+DEFAULT_INDEX_INTERVAL_BYTES = 65536
+
+_MAX_LENGTH = MAX_BATCH_BYTES - LENGTH_STARTS_AT
+_NO_LIMIT = 1 << 63
+_OWN_TIME_FLAGS = DELETE_HORIZON_FLAG | LOG_APPEND_TIME_FLAG
+_ZERO_HEADER = bytes(HEADER_BYTES)
+_COUNT_STARTS_AT = 57
+"""The record count is the last field of a header, and never zero in a batch just written."""
+
+
+class EndedBy(Enum):
+    """Why a scan went no further."""
+
+    END_OF_FILE = "end of file"
+    STOP_OFFSET = "stop offset"
+    TORN_TAIL = "torn tail"
+    """The last batch is not whole: the broker may be writing it."""
+    ZERO_TAIL = "zero tail"
+    """Only zeros follow: room that the broker allocated ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentScan:
+    """What one pass over a segment found."""
+
+    size_bytes: int
+    """Of the whole batches that were scanned."""
+    crc32c: int
+    """Of those bytes."""
+    base_timestamp_ms: int
+    """The smallest batch base timestamp (or the append time), or NO_TIMESTAMP."""
+    max_timestamp_ms: int
+    record_count: int
+    batch_count: int
+    epochs: tuple[EpochStart, ...]
+    """The leader epochs of the batches, the first clipped to the segment's base."""
+    entries: tuple[IndexEntry, ...]
+    last_offset_found: int | None
+    """The last offset of the last batch; None without any. Not the segment's last offset."""
+    has_transactions: bool
+    aborted: tuple[AbortedTransaction, ...]
+    """Those whose abort marker is among the scanned batches."""
+    tracker: TransactionTracker
+    """The state of transactions at the end."""
+    ended_by: EndedBy
+
+
+class SegmentScanner:
+    """
+    Check a segment's bytes as they are fed, and keep what an upload needs.
+
+    Feed it views that begin where the last one was consumed to, until `is_done` or the end
+    of the bytes; then `finish`. After an error it is of no use. With *next_offset* the
+    segment is closed, and every byte must be part of it. Without, it is active, and batches
+    that do not end below *stop_offset* are left alone.
+    """
+
+    def __init__(
+        self,
+        base_offset: int,
+        next_offset: int | None,
+        *,
+        stop_offset: int | None = None,
+        index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
+        source: str | None = None,
+        tracker: TransactionTracker | None = None,
+    ) -> None:
+        self._base_offset = base_offset
+        self._is_active = next_offset is None
+        self._stop_offset = stop_offset if self._is_active else None
+        bounds = [bound for bound in (next_offset, self._stop_offset) if bound is not None]
+        self._limit_offset = bounds[0] if bounds else _NO_LIMIT
+        self._interval_bytes = index_interval_bytes
+        self._source = source
+        self._tracker = tracker.copy() if tracker else TransactionTracker(base_offset)
+        self._wanted_bytes = HEADER_BYTES
+        self._ended_by: EndedBy | None = None
+        self._is_in_zeros = False
+        self._zero_bytes = 0
+        self._is_rest_zero = False
+        self._position = 0
+        self._crc32c = 0
+        self._expected_offset = base_offset
+        self._next_index_position = 0
+        self._base_timestamp_ms = _NO_LIMIT
+        self._max_timestamp_ms = NO_TIMESTAMP
+        self._record_count = 0
+        self._batch_count = 0
+        self._epoch = -1
+        self._epochs: list[EpochStart] = []
+        self._entries: list[tuple[int, int, int]] = []
+        self._has_transactions = False
+        self._aborted: list[AbortedTransaction] = []
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Return how many bytes the next view must have for `feed` to get on."""
+        return self._wanted_bytes
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether the end was found before the bytes ended; more of them change nothing."""
+        return self._ended_by is not None
+
+    def feed(self, view: memoryview) -> int:  # noqa: C901, PLR0912 - flat on purpose: this is the hot path
+        """
+        Scan the whole batches at the front of *view*; return how many bytes they have.
+
+        Raises:
+            OldMagicError: The segment holds message format v0 or v1.
+            CorruptDataError: A batch is damaged, or not where it belongs.
+        """
+        if self._ended_by is not None:
+            return 0
+        if self._is_in_zeros:
+            return self._feed_zeros(view)
+        unpack_from, checksum = HEADER.unpack_from, crc32c
+        limit_offset, epoch = self._limit_offset, self._epoch
+        expected, index_at = self._expected_offset, self._next_index_position - self._position
+        base_timestamp_ms, max_timestamp_ms = self._base_timestamp_ms, self._max_timestamp_ms
+        records = batches = position = 0
+        size = len(view)
+        last_header = size - HEADER_BYTES
+        self._wanted_bytes, self._is_rest_zero = HEADER_BYTES, False
+        while position <= last_header:
+            header = unpack_from(view, position)
+            (offset, length, batch_epoch, magic, crc, flags, delta, base_ms, max_ms, _, _, _, count) = header
+            if not (
+                magic == MAGIC
+                and expected <= offset
+                and 0 <= delta < limit_offset - offset
+                and MIN_LENGTH <= length <= _MAX_LENGTH
+                and 0 <= count <= delta + 1
+            ):
+                self._expected_offset = expected
+                self._stop_or_fail(view, position, BatchHeader._make(header))
+                break
+            end = position + LENGTH_STARTS_AT + length
+            if end > size:
+                self._wanted_bytes = end - position
+                break
+            if checksum(view[position + CRC_STARTS_AT : end]) != crc:
+                self._stop_or_fail_crc(view, position, BatchHeader._make(header))
+                break
+            if count:
+                if flags & _OWN_TIME_FLAGS:
+                    base_ms = max_ms if flags & LOG_APPEND_TIME_FLAG else min(base_ms, max_ms)
+                if NO_TIMESTAMP < base_ms < base_timestamp_ms:
+                    base_timestamp_ms = base_ms
+                if max_ms > max_timestamp_ms:  # noqa: PLR1730 - max() costs a call for each batch
+                    max_timestamp_ms = max_ms
+                records += count
+            if batch_epoch != epoch:
+                epoch = self._note_epoch(batch_epoch, offset, position)
+            if position >= index_at:
+                self._entries.append((offset, self._position + position, max_timestamp_ms))
+                index_at = position + self._interval_bytes
+            if flags & TRANSACTIONAL_FLAG:
+                self._note_transaction(view[position:end], position, BatchHeader._make(header))
+            batches += 1
+            expected = offset + delta + 1
+            position = end
+        else:
+            self._is_rest_zero = position < size and _is_zero(view[position:])
+        self._crc32c = checksum(view[:position], self._crc32c)
+        self._expected_offset, self._next_index_position = expected, self._position + index_at
+        self._base_timestamp_ms, self._max_timestamp_ms = base_timestamp_ms, max_timestamp_ms
+        self._record_count += records
+        self._batch_count += batches
+        self._position += position
+        return position
+
+    def finish(self, left_bytes: int = 0) -> SegmentScan:
+        """
+        Return what was found; *left_bytes* are those that `feed` did not consume.
+
+        Raises:
+            CorruptDataError: The segment is closed, and its last bytes are not a whole batch.
+        """
+        if self._ended_by is None:
+            self._ended_by = EndedBy.END_OF_FILE
+            if self._is_in_zeros or left_bytes:
+                self._end_before(left_bytes)
+        has_batches = self._batch_count > 0
+        return SegmentScan(
+            size_bytes=self._position,
+            crc32c=self._crc32c,
+            base_timestamp_ms=NO_TIMESTAMP
+            if self._base_timestamp_ms == _NO_LIMIT
+            else self._base_timestamp_ms,
+            max_timestamp_ms=self._max_timestamp_ms,
+            record_count=self._record_count,
+            batch_count=self._batch_count,
+            epochs=tuple(self._epochs),
+            entries=tuple(IndexEntry(*entry) for entry in self._entries),
+            last_offset_found=self._expected_offset - 1 if has_batches else None,
+            has_transactions=self._has_transactions,
+            aborted=tuple(self._aborted),
+            tracker=self._tracker,
+            ended_by=self._ended_by,
+        )
+
+    def _stop_or_fail(self, view: memoryview, position: int, header: BatchHeader) -> None:
+        """End the scan before a header that is not the next batch's, or raise what is wrong with it."""
+        if view[position : position + HEADER_BYTES] == _ZERO_HEADER:
+            if self._is_active:
+                self._ended_by = EndedBy.ZERO_TAIL
+            else:
+                # How many there are is worth knowing, so the rest is still taken, as zeros.
+                self._is_in_zeros = True
+            return
+        if self._is_past_stop(header):
+            self._ended_by = EndedBy.STOP_OFFSET
+            return
+        if not self._may_be_torn(view, position, written_to=position + _COUNT_STARTS_AT):
+            raise located_fault(
+                header,
+                header_fault(header) or self._order_fault(header),
+                position=self._position + position,
+                source=self._source,
+            )
+
+    def _stop_or_fail_crc(self, view: memoryview, position: int, header: BatchHeader) -> None:
+        """End the scan before a batch that the broker may be writing, or raise that it is damaged."""
+        if not self._may_be_torn(view, position, written_to=position + header.size_bytes):
+            found = crc32c(view[position + CRC_STARTS_AT : position + header.size_bytes])
+            self._fail(
+                f"batch CRC is {found:08x} and should be {header.crc:08x}", position, header.base_offset
+            )
+
+    def _is_past_stop(self, header: BatchHeader) -> bool:
+        if self._stop_offset is None:
+            return False
+        is_next = header.magic == MAGIC and header.base_offset >= self._expected_offset
+        return self._expected_offset >= self._stop_offset or (
+            is_next and header.last_offset >= self._stop_offset
+        )
+
+    def _may_be_torn(self, view: memoryview, position: int, *, written_to: int) -> bool:
+        """
+        Say whether a batch looks wrong because the broker has not finished writing it.
+
+        That is so in an active segment if nothing but the end of the file or allocated zeros
+        follows. More bytes are asked for when there are too few to tell.
+        """
+        if not self._is_active:
+            return False
+        after = view[written_to : written_to + HEADER_BYTES]
+        if len(after) < HEADER_BYTES:
+            self._wanted_bytes = written_to + HEADER_BYTES - position
+            return True
+        if _is_zero(after):
+            self._ended_by = EndedBy.TORN_TAIL
+            return True
+        return False
+
+    def _end_before(self, left_bytes: int) -> None:
+        """Settle what bytes that are no whole batch mean at the end of the file."""
+        is_zero = self._is_in_zeros or self._is_rest_zero
+        if self._is_active:
+            self._ended_by = EndedBy.ZERO_TAIL if is_zero else EndedBy.TORN_TAIL
+        elif is_zero:
+            zero_bytes = self._zero_bytes + left_bytes
+            self._fail(
+                f"zero tail of {zero_bytes} bytes; preallocated or lost in a crash", 0, self._expected_offset
+            )
+        else:
+            self._fail(
+                f"the last batch is cut: {left_bytes} of at least {self._wanted_bytes} bytes are there",
+                0,
+                self._expected_offset,
+            )
+
+    def _feed_zeros(self, view: memoryview) -> int:
+        if not _is_zero(view):
+            self._fail(
+                "zeros stand where a batch should begin, and data follows them", 0, self._expected_offset
+            )
+        self._zero_bytes += len(view)
+        return len(view)
+
+    def _order_fault(self, header: BatchHeader) -> str:
+        """Say what is wrong with where *header* stands, given that it is possible by itself."""
+        if header.base_offset < self._base_offset:
+            return (
+                f"batch offset {header.base_offset} is before the segment's base offset {self._base_offset}"
+            )
+        if header.base_offset < self._expected_offset:
+            return f"batch offset {header.base_offset} is out of order: {self._expected_offset} comes next"
+        return (
+            f"batch offset {header.last_offset} is beyond the segment's last offset {self._limit_offset - 1}"
+        )
+
+    def _note_epoch(self, epoch: int, offset: int, position: int) -> int:
+        """Take in another leader epoch; return the one that counts from here."""
+        known = self._epochs[-1][0] if self._epochs else -1
+        if epoch < 0:
+            # A batch that no leader has stamped says nothing of epochs.
+            return known
+        if epoch < known:
+            self._fail(f"leader epoch {epoch} follows {known}", position, offset)
+        self._epochs.append((epoch, offset if self._epochs else self._base_offset))
+        self._epoch = epoch
+        return epoch
+
+    def _note_transaction(self, batch: memoryview, position: int, header: BatchHeader) -> None:
+        self._has_transactions = True
+        if not header.is_control:
+            self._tracker.note_data(header)
+            return
+        try:
+            marker = control_type(batch)
+        except CorruptDataError as error:
+            raise CorruptDataError(
+                error.message,
+                source=self._source,
+                position=self._position + position,
+                offset=header.base_offset,
+            ) from error
+        aborted = self._tracker.note_marker(header, marker)
+        if aborted is not None:
+            self._aborted.append(aborted)
+
+    def _fail(self, fault: str, position: int, offset: int) -> NoReturn:
+        raise CorruptDataError(fault, source=self._source, position=self._position + position, offset=offset)
+
+
+def _is_zero(view: memoryview) -> bool:
+    return not bytes(view).strip(b"\0")

@@ -1,0 +1,72 @@
+"""
+The topic manifest: a topic's name, id, partition count and state, as JSON in the bucket.
+
+It is what makes a bucket self-describing: the list of topic manifests, with the partition
+count in each, leads to every partition manifest without any other knowledge.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.object_keys import TopicKey
+from tieringd.model.partition import TopicIdPartition
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicManifest:
+    """One incarnation of a topic in one cluster."""
+
+    key: TopicKey
+    partition_count: int
+    """One more than the highest partition that any daemon has archived."""
+    created_at_ms: int
+    lifecycle: str = "live"
+
+    def partitions(self) -> tuple[TopicIdPartition, ...]:
+        """Return the partitions 0 to `partition_count` - 1; some may have no manifest."""
+        key = self.key
+        return tuple(
+            TopicIdPartition(key.cluster, key.topic, key.topic_id, number)
+            for number in range(self.partition_count)
+        )
+
+
+def encode_topic_manifest(manifest: TopicManifest) -> bytes:
+    """Return *manifest* as indented JSON, for people to read in the bucket."""
+    document = {
+        "version": VERSION,
+        "cluster": manifest.key.cluster,
+        "topic": manifest.key.topic,
+        "topic_id": manifest.key.topic_id,
+        "partition_count": manifest.partition_count,
+        "created_at_ms": manifest.created_at_ms,
+        "lifecycle": manifest.lifecycle,
+    }
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def decode_topic_manifest(data: bytes) -> TopicManifest:
+    """
+    Return the manifest that *data* holds.
+
+    Raises:
+        CorruptDataError: The bytes are not a topic manifest of a version we know.
+    """
+    try:
+        document = json.loads(data)
+        if document["version"] != VERSION:
+            raise ValueError(f"version {document['version']} is not known")
+        manifest = TopicManifest(
+            TopicKey(document["cluster"], document["topic"], document["topic_id"]),
+            partition_count=int(document["partition_count"]),
+            created_at_ms=int(document["created_at_ms"]),
+            lifecycle=document["lifecycle"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptDataError(f"topic manifest cannot be read: {error}") from error
+    return manifest

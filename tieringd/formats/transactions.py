@@ -1,0 +1,102 @@
+"""
+Transactions in a log: which are open, which were aborted, and what `read_committed` shows.
+
+Both classes take batch headers ascending by offset. A transaction is known by its producer
+id: a producer has at most one open at a time, and a marker in the log ends it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from tieringd.model.segment import AbortedTransaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tieringd.formats.record_batch import BatchHeader
+
+Marker: TypeAlias = Literal["commit", "abort"] | int
+
+
+class TransactionTracker:
+    """
+    Follow the transactions of one partition's log from *start_offset* on.
+
+    Feed it every transactional batch, in offset order. A marker of a producer that was not
+    met since the start ends a transaction that began earlier; aborted, it is reported from
+    *start_offset*, since nothing of it lies between the two.
+    """
+
+    __slots__ = ("_ended", "_open", "_start_offset")
+
+    def __init__(self, start_offset: int = 0) -> None:
+        self._start_offset = start_offset
+        self._open: dict[int, int] = {}
+        self._ended: set[int] = set()
+
+    def copy(self) -> TransactionTracker:
+        """Return a tracker in the same state that goes its own way."""
+        twin = TransactionTracker(self._start_offset)
+        twin._open = self._open.copy()
+        twin._ended = self._ended.copy()
+        return twin
+
+    @property
+    def open_transactions(self) -> Mapping[int, int]:
+        """Return the first offset of each producer's open transaction."""
+        return self._open
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """Return where the oldest open transaction begins; None when none is open."""
+        return min(self._open.values(), default=None)
+
+    def note_data(self, header: BatchHeader) -> None:
+        """Take in a batch of records that belongs to a transaction."""
+        self._open.setdefault(header.producer_id, header.base_offset)
+
+    def note_marker(self, header: BatchHeader, marker: Marker) -> AbortedTransaction | None:
+        """Take in a control batch; return the transaction that it aborts, if it does."""
+        if isinstance(marker, int):
+            return None
+        producer_id = header.producer_id
+        first_offset = self._open.pop(producer_id, None)
+        is_first_of_producer = first_offset is None and producer_id not in self._ended
+        self._ended.add(producer_id)
+        if marker == "commit":
+            return None
+        if is_first_of_producer:
+            first_offset = self._start_offset
+        # A producer whose last transaction ended above has aborted one without any records.
+        return (
+            None
+            if first_offset is None
+            else AbortedTransaction(producer_id, first_offset, header.last_offset)
+        )
+
+
+class ReadCommittedFilter:
+    """
+    Say which batches a `read_committed` consumer sees below the last stable offset.
+
+    Owned by one reader, which asks for ascending batches.
+    """
+
+    __slots__ = ("_aborted_until", "_pending")
+
+    def __init__(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self._pending = sorted(aborted, key=lambda one: one.first_offset, reverse=True)
+        self._aborted_until: dict[int, int] = {}
+
+    def accepts(self, header: BatchHeader) -> bool:
+        """Say whether the records of this batch are visible; markers never are."""
+        while self._pending and self._pending[-1].first_offset <= header.last_offset:
+            begun = self._pending.pop()
+            until = self._aborted_until.get(begun.producer_id, -1)
+            self._aborted_until[begun.producer_id] = max(until, begun.last_offset)
+        if header.is_control:
+            return False
+        if not header.is_transactional:
+            return True
+        return self._aborted_until.get(header.producer_id, -1) < header.base_offset

@@ -1,0 +1,1 @@
+"""Plain values: offsets, segments, manifests. This layer imports nothing but errors."""

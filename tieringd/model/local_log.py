@@ -1,0 +1,46 @@
+"""What one scan of the log directories saw of a partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tieringd.model.partition import TopicPartition
+    from tieringd.model.segment import EpochStart, LocalSegment
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPartition:
+    """A partition's directory inside a log directory."""
+
+    topic_partition: TopicPartition
+    topic_id: str
+    """From `partition.metadata`; NO_TOPIC_ID when the file is absent."""
+    path: str
+    log_dir: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalLog:
+    """The segments of one partition's directory, ascending by base offset."""
+
+    partition: LocalPartition
+    segments: tuple[LocalSegment, ...]
+    epochs: tuple[EpochStart, ...]
+    """`leader-epoch-checkpoint`; empty when the file is absent."""
+
+    @property
+    def closed_segments(self) -> tuple[LocalSegment, ...]:
+        """Return the segments that the broker no longer appends to, oldest first."""
+        return tuple(segment for segment in self.segments if not segment.is_active)
+
+    @property
+    def first_offset(self) -> int | None:
+        """Return the base offset of the oldest segment on disk; None when there is none."""
+        return self.segments[0].base_offset if self.segments else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of all `.log` files, the active one as stat sees it."""
+        return sum(segment.size_bytes for segment in self.segments)

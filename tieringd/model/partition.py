@@ -1,0 +1,62 @@
+"""
+Names of partitions, and what is known of one beside a broker.
+
+A topic that is deleted and created again has a new topic id and shares nothing with the
+old one, so everything that is stored carries a `TopicIdPartition`, never a bare name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""Kafka's zero UUID: a directory without `partition.metadata` (brokers before 2.8)."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """A topic's name and a partition number."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicIdPartition:
+    """A partition of one incarnation of a topic, in one cluster."""
+
+    cluster: str
+    topic: str
+    topic_id: str
+    """Kafka's UUID in its 22-character base64url form."""
+    partition: int
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Return the name without the incarnation."""
+        return TopicPartition(self.topic, self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """Where a partition's log begins and ends on the broker that leads it."""
+
+    log_start_offset: int
+    last_stable_offset: int
+    """Exclusive: the first offset that may still be undone. Nothing at or past it is uploaded."""
+    log_end_offset: int
+    """Exclusive; the high watermark on a replicated log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """That this broker leads a partition, and since which leader epoch."""
+
+    partition: TopicIdPartition
+    leader_epoch: int

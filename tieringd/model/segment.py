@@ -1,0 +1,121 @@
+"""
+Segments: a broker's `.log` file with its side files, and its stored copy.
+
+`last_offset` is inclusive, `next_offset` exclusive. A segment's last offset is the next
+segment's base minus one, not the last offset found inside: compaction and control records
+leave holes that are not gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+EpochStart: TypeAlias = tuple[int, int]
+"""(leader epoch, first offset written under it); a history ascends in both."""
+
+NO_TIMESTAMP = -1
+"""Kafka's "no timestamp": a batch without records or from a client that sent none."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedTransaction:
+    """An aborted transaction's data: *producer_id*'s records from first to last offset, inclusive."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    """The offset of the abort marker."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSegment:
+    """One `.log` file of a partition as a directory scan saw it."""
+
+    base_offset: int
+    next_offset: int | None
+    """The base offset of the following segment; None for the active segment."""
+    size_bytes: int
+    """What stat says. The active segment's may be preallocated and longer than its data."""
+    path: str
+    """The `.log` file; side files share its name up to the suffix."""
+    inode: int
+    modified_ns: int
+
+    @property
+    def is_active(self) -> bool:
+        """Say whether the broker still appends to this segment."""
+        return self.next_offset is None
+
+    @property
+    def identity(self) -> tuple[int, int, int]:
+        """Return a value that changes when the bytes may have changed (inode, size, mtime)."""
+        return (self.inode, self.size_bytes, self.modified_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSegment:
+    """A stored segment, as its manifest knows it."""
+
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    crc32c: int
+    """Of the whole data object."""
+    base_timestamp_ms: int
+    """The smallest batch base timestamp, or NO_TIMESTAMP."""
+    max_timestamp_ms: int
+    """The largest batch maximum timestamp, or NO_TIMESTAMP."""
+    leader_epoch: int
+    """The epoch under which the writer uploaded it (part of the object's name)."""
+    writer_id: str
+    """The daemon process that uploaded it (part of the object's name)."""
+    uploaded_at_ms: int
+    index_size_bytes: int
+    """Of the `.log.index` sidecar object."""
+
+    @property
+    def next_offset(self) -> int:
+        """Return the first offset after this segment."""
+        return self.last_offset + 1
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A point of the sparse index: the batch at byte *position* starts at *offset*."""
+
+    offset: int
+    position: int
+    max_timestamp_ms: int
+    """The largest timestamp in batches before this entry's position plus this batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerIndexes:
+    """The broker's own side files of a segment, byte for byte; None where there was no file."""
+
+    offset_index: bytes | None = None
+    time_index: bytes | None = None
+    transaction_index: bytes | None = None
+    producer_snapshot: bytes | None = None
+    """`<next base>.snapshot`: the producer state at the end of the segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentIndex:
+    """What the sidecar of a stored segment holds."""
+
+    base_offset: int
+    last_offset: int
+    size_bytes: int
+    crc32c: int
+    """Of the data object this index describes."""
+    record_count: int
+    batch_count: int
+    epochs: tuple[EpochStart, ...]
+    """The leader epochs of the batches inside, the first clipped to the segment's base."""
+    aborted: tuple[AbortedTransaction, ...]
+    """Every aborted transaction that has data in this segment, wherever its marker is."""
+    entries: tuple[IndexEntry, ...]
+    """Ascending by offset; the first is the segment's first batch. Empty for an empty segment."""
+    broker: BrokerIndexes = BrokerIndexes()

@@ -1,0 +1,128 @@
+"""
+The object store seam: what every backend does, and how each call may fail.
+
+Seven operations, no optional ones. Keys are relative to the configured bucket and prefix.
+Versions are opaque strings: an ETag, a generation, a content hash. Every backend passes
+`tests/contract/object_store_contract.py`; that suite is the definition of this page.
+
+Retries, deadlines and limits are not a backend's business: `storage.resilient` wraps one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """
+    Bytes of an open file, sent without becoming a Python object.
+
+    The caller keeps *fd* open until the put returns. An open descriptor, not a path: a broker
+    may rename or delete the file meanwhile, and the bytes stay readable.
+    """
+
+    fd: int
+    position: int
+    size_bytes: int
+
+
+Body: TypeAlias = bytes | FileSlice
+
+
+@dataclass(frozen=True, slots=True)
+class IfAbsent:
+    """Write only when no object has the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class IfVersion:
+    """Write only when the object still has this version."""
+
+    version: str
+
+
+Condition: TypeAlias = IfAbsent | IfVersion
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a store says of an object."""
+
+    key: str
+    size_bytes: int
+    version: str
+    crc32c: int | None
+    """None when the store does not say (listings often do not)."""
+    modified_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage:
+    """One page of a listing, ascending by key in UTF-8 byte order."""
+
+    objects: tuple[ObjectInfo, ...]
+    next_start_after: str | None
+    """Pass it as *start_after* for the next page; None on the last page."""
+
+
+class ObjectStore(Protocol):
+    """
+    A bucket.
+
+    Any call may raise `StorageUnavailable` (try again), `StorageDenied` or `BucketNotFound`
+    (an operator must act). Cancelling a call is safe: an object is stored whole or not at all.
+    """
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """
+        Store an object whole; the store checks *crc32c* against the bytes that arrive.
+
+        Raises:
+            PreconditionFailed: *condition* did not hold; the object is as it was.
+            ChecksumRejected: The bytes have another checksum; nothing was stored.
+            StoreFull: No room; nothing was stored.
+            StorageUnavailable: With `outcome_unknown` set when the object may be stored.
+            LocalFileError: A `FileSlice` ended early: the file was truncated meanwhile.
+        """
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """
+        Return an object whole. For manifests and indexes, not for segments.
+
+        Raises:
+            ObjectNotFound: No such object.
+        """
+
+    async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
+        """
+        Return exactly the bytes from *position* that exist, at most *size_bytes*.
+
+        A range that begins at or past the end gives b"".
+
+        Raises:
+            ObjectNotFound: No such object.
+        """
+
+    async def head(self, key: str) -> ObjectInfo:
+        """
+        Return what the store knows of an object, checksum included.
+
+        Raises:
+            ObjectNotFound: No such object.
+        """
+
+    async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
+        """Return up to *limit* (1 to 1000) objects whose key begins with *prefix*, after *start_after*."""
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete objects; a key that is absent counts as deleted."""
+
+    async def close(self) -> None:
+        """Release connections. The store is unusable afterwards; closing twice is allowed."""

@@ -1,0 +1,213 @@
+"""
+The body of a PUT: a slice of an open file, sent without becoming a Python object.
+
+aiohttp writes a `FileBody`, and botocore takes it for a file. On a plain connection a thread
+lets the kernel move the file to the socket (`sendfile`). Under TLS, and for small bodies, a
+thread reads chunks and the loop writes them. The file is never mapped: a broker may truncate
+a log file, and touching a mapped page that has gone ends the process.
+
+Three rules: the loop's thread reads no file; the kernel's shortcut is never taken past a
+cipher; no thread touches a descriptor after `stop` has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import io
+import os
+import select
+import socket
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from aiohttp.payload import Payload
+
+from tieringd.errors import LocalFileError
+from tieringd.storage.slices import truncated, unreadable
+from tieringd.storage.threads import finished, outlast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor, Future
+
+    from aiohttp.abc import AbstractStreamWriter
+
+    from tieringd.storage.base import FileSlice
+
+T = TypeVar("T")
+
+SENDFILE_FROM_BYTES = 1 << 20
+"""Below this a thread and a second descriptor cost more than the copies they save."""
+
+CHUNK_BYTES = 1 << 20
+"""The fastest of 256 KiB, 1 MiB and 4 MiB reads, and short enough to leave the loop responsive."""
+
+
+class FileBody(Payload):
+    """
+    One PUT's body. Its owner calls `stop` when the request is over, however it ended.
+
+    *stall_seconds* bounds the time in which the peer takes no byte.
+    """
+
+    _autoclose = True  # It holds nothing once `stop` has returned; the file is the caller's.
+
+    def __init__(self, file_slice: FileSlice, *, executor: Executor, stall_seconds: float) -> None:
+        super().__init__(file_slice, content_type="application/octet-stream")
+        self._size = file_slice.size_bytes
+        self._slice = file_slice
+        self._executor = executor
+        self._stall_seconds = stall_seconds
+        self._read_position = 0
+        self._work: Future[Any] | None = None
+        self._socket: socket.socket | None = None
+        self._is_stopped = False
+        self.failure: LocalFileError | None = None
+        """Why the file could not be read; aiohttp and botocore hide it behind errors of their own."""
+        self.is_sent = False
+        """Whether the last byte may have left: until then, the store cannot hold the object."""
+
+    # What botocore asks of a file.
+
+    def __len__(self) -> int:
+        return self._slice.size_bytes
+
+    def tell(self) -> int:
+        """Return the position of the next `read`."""
+        return self._read_position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position of the next `read`; botocore rewinds a body that it sends again."""
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._read_position, io.SEEK_END: len(self)}[whence]
+        self._read_position = origin + offset
+        return self._read_position
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes. Nothing on our way to the wire calls this: it blocks."""
+        left = max(0, len(self) - self._read_position)
+        wanted = left if size < 0 else min(size, left)
+        data = os.pread(self._slice.fd, wanted, self._slice.position + self._read_position)
+        self._read_position += len(data)
+        return data
+
+    # What aiohttp asks of a payload.
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:  # noqa: ARG002
+        """Refuse: a segment is not text."""
+        raise TypeError("the body of a PUT cannot be decoded")
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        """Write the whole slice, which is what the request's headers promise."""
+        assert content_length in (None, len(self)), "the Content-Length header is not the slice's length"
+        await self.write(writer)
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """
+        Write the whole slice.
+
+        Raises:
+            LocalFileError: The file is shorter than promised, or cannot be read.
+            OSError: The connection failed, or the peer took nothing for too long.
+        """
+        self.is_sent = False
+        try:
+            if len(self) >= SENDFILE_FROM_BYTES and _is_plain(writer):
+                await self._send_by_kernel(writer)
+            else:
+                await self._send_chunks(writer)
+        except LocalFileError as error:
+            self.failure = error
+            raise
+
+    async def stop(self) -> None:
+        """Break off what is under way; afterwards no thread uses the file's descriptor."""
+        self._is_stopped = True
+        if self._work is not None:
+            self._work.cancel()
+            self._shut_socket()
+            await outlast(self._work)
+
+    async def _send_chunks(self, writer: AbstractStreamWriter) -> None:
+        position, end = self._slice.position, self._slice.position + len(self)
+        while position < end:
+            size = min(CHUNK_BYTES, end - position)
+            chunk = await self._in_thread(_read, self._slice.fd, size, position)
+            if not chunk:
+                raise truncated(self._slice, position)
+            position += len(chunk)
+            self.is_sent = position == end
+            async with asyncio.timeout(self._stall_seconds):
+                await writer.write(chunk)
+
+    async def _send_by_kernel(self, writer: AbstractStreamWriter) -> None:
+        transport = writer.transport
+        assert transport is not None
+        await self._flush_headers(writer, transport)
+        # The thread has a descriptor of its own: were the transport closed meanwhile, its number could be
+        # another file's a moment later.
+        number = os.dup(transport.get_extra_info("socket").fileno())
+        self._socket = socket.socket(fileno=number)
+        try:
+            await self._in_thread(self._sendfile, number)
+        finally:
+            self._socket.close()
+            self._socket = None
+        self.is_sent = True
+
+    async def _flush_headers(self, writer: AbstractStreamWriter, transport: asyncio.WriteTransport) -> None:
+        """Return when the kernel has everything written so far: the thread's bytes come after it."""
+        transport.set_write_buffer_limits(high=0)
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                writer.send_headers()
+                while transport.get_write_buffer_size():
+                    await writer.drain()
+                    await asyncio.sleep(0)
+        finally:
+            transport.set_write_buffer_limits()
+
+    def _sendfile(self, out: int) -> None:
+        """Move the slice to the socket, which never blocks: its descriptor shares the loop's O_NONBLOCK."""
+        poller = select.poll()
+        poller.register(out, select.POLLOUT)
+        position, end = self._slice.position, self._slice.position + len(self)
+        while position < end:
+            try:
+                sent = os.sendfile(out, self._slice.fd, position, end - position)
+            except BlockingIOError:
+                if not poller.poll(self._stall_seconds * 1000):
+                    raise TimeoutError(f"the peer took nothing for {self._stall_seconds:g} s") from None
+                continue
+            except OSError as error:
+                if error.errno == errno.EIO:
+                    raise unreadable(self._slice.fd, error) from error
+                raise
+            if sent == 0:
+                raise truncated(self._slice, position)
+            position += sent
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
+        if self._is_stopped:
+            raise ConnectionAbortedError("the request is over")
+        self._work = work = self._executor.submit(function, *arguments)
+        return await finished(work, on_cancel=self._shut_socket)
+
+    def _shut_socket(self) -> None:
+        """End the thread's wait and its sending; the peer sees a body that ends early."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):  # Already gone, which is as good.
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def _is_plain(writer: AbstractStreamWriter) -> bool:
+    """Say whether bytes given to the socket are what the peer reads (no TLS in between)."""
+    transport = writer.transport
+    return transport is not None and transport.get_extra_info("sslcontext") is None
+
+
+def _read(fd: int, size: int, position: int) -> bytes:
+    try:
+        return os.pread(fd, size, position)
+    except OSError as error:
+        raise unreadable(fd, error) from error

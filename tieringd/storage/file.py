@@ -1,0 +1,404 @@
+"""
+An object store in a directory: a mounted disk, a network filesystem, or a trial.
+
+An object is a file, written beside the tree, flushed, and moved into place in one step; so a
+key is absent, old or new, and never half written. Several processes of one machine may share a
+root: a conditional write holds a lock file while it looks and moves. A version is the file's
+modification time (made to differ from the one before), inode and size.
+
+The root is never created here. A missing one is more likely a disk that is not mounted.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from crc32c import crc32c as crc32c_of
+
+from tieringd.errors import (
+    BucketNotFound,
+    ChecksumRejected,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+    StoreFull,
+)
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, ListPage, ObjectInfo
+from tieringd.storage.file_tree import WORK_DIRECTORY, path_of, walk
+from tieringd.storage.slices import truncated, unreadable
+from tieringd.storage.threads import finished
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from tieringd.errors import TieringError
+    from tieringd.storage.base import Body, Condition
+
+T = TypeVar("T")
+
+_CHUNK_BYTES = 1 << 20
+_THREADS = 8
+_LOCK_FILES = 64  # Few enough to stay a handful of inodes, enough that partitions rarely meet.
+_LOCK_POLL_SECONDS = 0.005
+_PLACE_ATTEMPTS = 100  # Each is lost only to a delete that empties the directory in that instant.
+# Filesystems keep times in nanoseconds, microseconds, seconds or pairs of seconds.
+_TIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
+
+
+def _do_nothing() -> None:
+    """Let a short read run to its end when its caller is cancelled."""
+
+
+class FileStore:
+    """
+    Objects as files below *root*, in threads of its own.
+
+    `head` reads the object: a filesystem keeps no checksum, and one that is computed anew also
+    says whether the bytes are still readable.
+    """
+
+    def __init__(self, root: Path, *, prefix: str = "") -> None:
+        prefix = prefix.strip("/")
+        self._root = root
+        self._base = path_of(root, prefix) if prefix else root
+        self._work = root / WORK_DIRECTORY
+        self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-store")
+        self._is_swept = False
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """Copy an object into place, checking its bytes on the way."""
+        path = path_of(self._base, key)
+        stop = threading.Event()
+        return await self._in_thread(
+            lambda: self._put(_Target(key, path, crc32c, condition), body, stop), on_cancel=stop.set
+        )
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return an object whole."""
+        path = path_of(self._base, key)
+
+        def read(fd: int, status: os.stat_result) -> tuple[bytes, ObjectInfo]:
+            data = os.pread(fd, status.st_size, 0)
+            return data, _info(key, status, crc32c_of(data))
+
+        return await self._in_thread(lambda: self._read(key, path, read))
+
+    async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
+        """Return the bytes of a range."""
+        path = path_of(self._base, key)
+        return await self._in_thread(
+            lambda: self._read(key, path, lambda fd, _: os.pread(fd, size_bytes, position))
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return an object's size and version, and its checksum, for which it is read."""
+        path = path_of(self._base, key)
+        return await self._in_thread(
+            lambda: self._read(key, path, lambda fd, status: _info(key, status, _crc32c_of_file(fd)))
+        )
+
+    async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
+        """Return one page of the tree's files."""
+        return await self._in_thread(lambda: self._list(prefix, start_after, limit))
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete objects, and the directories that they leave empty."""
+        paths = [(key, path_of(self._base, key)) for key in keys]
+        stop = threading.Event()
+        await self._in_thread(lambda: self._delete(paths, stop), on_cancel=stop.set)
+
+    async def close(self) -> None:
+        """Let the threads end."""
+        self._executor.shutdown(wait=False)
+
+    async def _in_thread(self, function: Callable[[], T], on_cancel: Callable[[], None] = _do_nothing) -> T:
+        return await finished(self._executor.submit(function), on_cancel=on_cancel)
+
+    def _put(self, target: _Target, body: Body, stop: threading.Event) -> ObjectInfo:
+        with self._translated("put", target.path, target.key), self._new_file() as (fd, temporary):
+            actual = _copy(body, fd, stop)
+            if actual != target.crc32c:
+                raise ChecksumRejected(
+                    f"put {target.path}: the bytes have the checksum {actual:08x}, not {target.crc32c:08x}",
+                    key=target.key,
+                )
+            os.fsync(fd)
+            with self._locked(target.key, stop):
+                self._commit(target, fd, temporary)
+            status = os.fstat(fd)
+        try:
+            _sync_directory(target.path.parent)
+        except FileNotFoundError:
+            pass  # Deleted again already, directory and all.
+        except OSError as error:
+            raise StorageUnavailable(
+                f"put {target.path}: its directory cannot be flushed: {error}", outcome_unknown=True
+            ) from error
+        return _info(target.key, status, actual)
+
+    def _commit(self, target: _Target, fd: int, temporary: Path) -> None:
+        """Check the condition and move the file into place; the caller holds the key's lock."""
+        previous = _status_of(target.path)
+        condition = target.condition
+        version = _version(previous) if previous is not None else None
+        if (isinstance(condition, IfAbsent) and version is not None) or (
+            isinstance(condition, IfVersion) and version != condition.version
+        ):
+            raise PreconditionFailed(f"put {target.path}: another writer came first", key=target.key)
+        if previous is not None and stat.S_ISDIR(previous.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
+        _stamp(fd, previous)
+        # A link refuses to replace, even what a writer without our locks has put there.
+        move = os.link if isinstance(condition, IfAbsent) else os.replace
+        for _ in range(_PLACE_ATTEMPTS):
+            try:
+                move(temporary, target.path)
+            except FileNotFoundError:
+                self._make_directory(target.path.parent)
+            except FileExistsError as error:
+                raise PreconditionFailed(f"put {target.path}: it exists", key=target.key) from error
+            else:
+                return
+        raise FileNotFoundError(errno.ENOENT, "its directory goes as often as it is made")
+
+    def _make_directory(self, directory: Path) -> None:
+        """Make a directory below the root, durably; one that a delete removes meanwhile is no error."""
+        self._require_root()
+        try:
+            directory.mkdir()
+            _sync_directory(directory.parent)
+        except FileExistsError:
+            return
+        except FileNotFoundError:
+            if not directory.parent.exists():
+                self._make_directory(directory.parent)
+
+    def _read(self, key: str, path: Path, use: Callable[[int, os.stat_result], T]) -> T:
+        """Open an object and use it; what is open stays whole, whoever replaces or deletes it."""
+        with self._translated("get", path, key):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except (FileNotFoundError, NotADirectoryError):
+                self._require_root()
+                raise ObjectNotFound(f"{path}: there is no such object", key=key) from None
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode):
+                    raise ObjectNotFound(f"{path} is not an object", key=key)
+                return use(fd, status)
+            finally:
+                os.close(fd)
+
+    def _list(self, prefix: str, start_after: str | None, limit: int) -> ListPage:
+        with self._translated("list", self._base):
+            self._require_root()
+            found = list(islice(walk(self._base, prefix, start_after), limit + 1))
+        objects = tuple(_info(key, status, None) for key, status in found[:limit])
+        return ListPage(objects, objects[-1].key if len(found) > limit else None)
+
+    def _delete(self, paths: Sequence[tuple[str, Path]], stop: threading.Event) -> None:
+        with self._translated("delete", self._base):
+            self._require_root()
+            self._work.mkdir(exist_ok=True)
+        for key, path in paths:
+            with self._translated("delete", path, key):
+                # The lock keeps a conditional put from seeing a version that is about to go.
+                with self._locked(key, stop):
+                    try:
+                        path.unlink()
+                    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                        continue
+                self._prune(path.parent)
+
+    def _prune(self, directory: Path) -> None:
+        """Remove empty directories, upwards, to the root."""
+        while directory != self._root:
+            try:
+                directory.rmdir()
+            except OSError as error:
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.EBUSY}:
+                    raise
+                return
+            directory = directory.parent
+
+    @contextmanager
+    def _new_file(self) -> Iterator[tuple[int, Path]]:
+        """Open a file to write to, outside the tree, and remove its name in the end."""
+        self._require_root()
+        self._work.mkdir(exist_ok=True)
+        self._sweep_once()
+        while True:
+            path = self._work / f"{uuid.uuid4().hex}.part"
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX)  # As long as we hold it, nobody sweeps the file away.
+                if os.fstat(fd).st_nlink:
+                    yield fd, path
+                    return
+            finally:
+                os.close(fd)
+                path.unlink(missing_ok=True)
+
+    def _sweep_once(self) -> None:
+        """Remove what writers left behind that were killed: files that nobody holds a lock on."""
+        if self._is_swept:
+            return
+        self._is_swept = True
+        for path in self._work.glob("*.part"):
+            try:
+                with path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    path.unlink()
+            except (BlockingIOError, FileNotFoundError):
+                continue
+
+    @contextmanager
+    def _locked(self, key: str, stop: threading.Event) -> Iterator[None]:
+        """Hold the key's lock against every thread and process of this machine."""
+        path = self._work / f"{crc32c_of(key.encode()) % _LOCK_FILES:02d}.lock"
+        with path.open("ab") as file:
+            # Asked for again and again, so that a stopped process elsewhere cannot keep a cancelled call.
+            while not _try_lock(file.fileno()):
+                if stop.wait(_LOCK_POLL_SECONDS):
+                    raise StorageUnavailable(f"{key}: cancelled while another writer held {path}")
+            yield
+
+    def _require_root(self) -> None:
+        if not self._root.is_dir():
+            raise BucketNotFound(
+                f"{self._root} is not a directory",
+                hint=f"mount its disk, or create it for the user that runs tieringd: mkdir -p {self._root}",
+            )
+
+    @contextmanager
+    def _translated(self, operation: str, path: Path, key: str | None = None) -> Iterator[None]:
+        """Raise what the filesystem answers as errors of our tree."""
+        try:
+            yield
+        except OSError as error:
+            raise self._error(operation, path, key, error) from error
+
+    def _error(self, operation: str, path: Path, key: str | None, error: OSError) -> TieringError:
+        text = f"{operation} {path}: {error.strerror or error}"
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            return StoreFull(text, key=key, hint=f"make room on the disk of {self._root}")
+        if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            return StorageDenied(text, key=key, hint="let the user that runs tieringd write there")
+        if error.errno in {errno.ENOTDIR, errno.EISDIR}:
+            return StorageError(text, key=key, hint="a file store cannot hold both `a` and `a/b`")
+        if error.errno == errno.ENAMETOOLONG:
+            return StorageError(text, key=key, hint="a file store's names end at 255 bytes")
+        return StorageUnavailable(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a put is to store, and where."""
+
+    key: str
+    path: Path
+    crc32c: int
+    condition: Condition | None
+
+
+def _copy(body: Body, out: int, stop: threading.Event) -> int:
+    """
+    Write the body to *out* and return the checksum of what was written.
+
+    A kernel copy would save nothing: the bytes have to be read once more for the checksum.
+    """
+    checksum = 0
+    for chunk in _chunks(body):
+        if stop.is_set():
+            raise StorageUnavailable("the put was cancelled")
+        checksum = crc32c_of(chunk, checksum)
+        left = chunk
+        while left:
+            left = left[os.write(out, left) :]
+    return checksum
+
+
+def _chunks(body: Body) -> Iterator[memoryview]:
+    """Yield the body in pieces; each is valid until the next one is asked for."""
+    if not isinstance(body, FileSlice):
+        view = memoryview(body)
+        yield from (view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES))
+        return
+    buffer = memoryview(bytearray(min(_CHUNK_BYTES, body.size_bytes)))
+    position, end = body.position, body.position + body.size_bytes
+    while position < end:
+        try:
+            size = os.preadv(body.fd, [buffer[: end - position]], position)
+        except OSError as error:
+            raise unreadable(body.fd, error) from error
+        if size == 0:
+            raise truncated(body, position)
+        yield buffer[:size]
+        position += size
+
+
+def _crc32c_of_file(fd: int) -> int:
+    checksum, position = 0, 0
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    while size := os.preadv(fd, [buffer], position):
+        checksum = crc32c_of(buffer[:size], checksum)
+        position += size
+    return checksum
+
+
+def _stamp(fd: int, previous: os.stat_result | None) -> None:
+    """Give the file a time that differs from its predecessor's as this filesystem keeps times."""
+    earliest = previous.st_mtime_ns if previous is not None else 0
+    for step in _TIME_STEPS_NS:
+        moment = max(time.time_ns(), earliest + step)
+        os.utime(fd, ns=(moment, moment))
+        if os.fstat(fd).st_mtime_ns > earliest:
+            return
+    raise OSError(errno.EIO, "the filesystem does not keep modification times")
+
+
+def _status_of(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _version(status: os.stat_result) -> str:
+    return f"{status.st_mtime_ns}-{status.st_ino}-{status.st_size}"
+
+
+def _info(key: str, status: os.stat_result, crc32c: int | None) -> ObjectInfo:
+    return ObjectInfo(key, status.st_size, _version(status), crc32c, status.st_mtime_ns // 1_000_000)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,156 @@
+"""
+An object store in this process's memory: the reference for what the others do.
+
+Its objects end with it. For tests, simulations and trials of a configuration. It fails and
+waits on demand, and it reads file slices on the loop's thread, so that a virtual clock stays
+in step. Versions are a counter: each write has a new one, whatever its bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from bisect import bisect_right
+from collections import deque
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c as crc32c_of
+
+from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed
+from tieringd.storage.base import FileSlice, IfVersion, ListPage, ObjectInfo
+from tieringd.storage.slices import truncated
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from tieringd.errors import TieringError
+    from tieringd.storage.base import Body, Condition
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    error: Callable[[], TieringError]
+    is_after_effect: bool
+
+
+class MemoryStore:
+    """
+    A bucket in a dictionary.
+
+    Every operation waits *latency_seconds* before it takes effect, or fails first when a fault
+    is queued for it. Between the wait and the end of the effect nothing else runs.
+    """
+
+    def __init__(self, *, latency_seconds: float = 0.0) -> None:
+        self.latency_seconds = latency_seconds
+        self.requests: list[tuple[str, str]] = []
+        """Every call so far: the operation and its key (a prefix, or "" for many keys)."""
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+        self._faults: dict[str, deque[_Fault]] = {}
+        self._writes = 0
+
+    def fail_next(
+        self,
+        operation: str,
+        error: Callable[[], TieringError],
+        *,
+        times: int = 1,
+        after_effect: bool = False,
+    ) -> None:
+        """
+        Let the next calls of *operation* (the method's name) raise what *error* builds.
+
+        With *after_effect* the call does its work first: the caller does not hear of it.
+        """
+        fault = _Fault(error, after_effect)
+        self._faults.setdefault(operation, deque()).extend([fault] * times)
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """Store an object whole."""
+        async with self._request("put", key):
+            data = _read(body) if isinstance(body, FileSlice) else bytes(body)
+            self._check(key, condition)
+            if crc32c_of(data) != crc32c:
+                raise ChecksumRejected(f"put {key}: the bytes have another checksum than announced", key=key)
+            return self.add(key, data)
+
+    def add(self, key: str, data: bytes) -> ObjectInfo:
+        """Store an object at once, without waiting, failing or being counted: for set-up."""
+        self._writes += 1
+        info = ObjectInfo(key, len(data), str(self._writes), crc32c_of(data), time.time_ns() // 1_000_000)
+        self._objects[key] = (data, info)
+        return info
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return an object whole."""
+        async with self._request("get", key):
+            return self._object(key)
+
+    async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
+        """Return the bytes of a range."""
+        async with self._request("get_range", key):
+            return self._object(key)[0][position : position + size_bytes]
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return an object's size, version and checksum."""
+        async with self._request("head", key):
+            return self._object(key)[1]
+
+    async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
+        """Return one page of the keys in order."""
+        async with self._request("list_page", prefix):
+            keys = sorted((key for key in self._objects if key.startswith(prefix)), key=str.encode)
+            start = 0 if start_after is None else bisect_right(keys, start_after.encode(), key=str.encode)
+            page = keys[start : start + limit]
+            # Like most stores' listings, this one does not tell checksums.
+            objects = tuple(replace(self._objects[key][1], crc32c=None) for key in page)
+        return ListPage(objects, page[-1] if start + limit < len(keys) else None)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete objects."""
+        async with self._request("delete_many", ""):
+            for key in keys:
+                self._objects.pop(key, None)
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+    @asynccontextmanager
+    async def _request(self, operation: str, key: str) -> AsyncIterator[None]:
+        """Count a call, wait, and raise the fault that is queued for it, before or after its effect."""
+        self.requests.append((operation, key))
+        queue = self._faults.get(operation)
+        fault = queue.popleft() if queue else None
+        # Even without latency every call gives way once, as a real store's does.
+        await asyncio.sleep(self.latency_seconds)
+        if fault is not None and not fault.is_after_effect:
+            raise fault.error()
+        yield
+        if fault is not None:
+            raise fault.error()
+
+    def _object(self, key: str) -> tuple[bytes, ObjectInfo]:
+        try:
+            return self._objects[key]
+        except KeyError:
+            raise ObjectNotFound(f"{key}: there is no such object", key=key) from None
+
+    def _check(self, key: str, condition: Condition | None) -> None:
+        if condition is None:
+            return
+        wanted = condition.version if isinstance(condition, IfVersion) else None
+        found = self._objects[key][1].version if key in self._objects else None
+        if found != wanted:
+            raise PreconditionFailed(f"put {key}: the version is {found}, not {wanted}", key=key)
+
+
+def _read(file_slice: FileSlice) -> bytes:
+    data = os.pread(file_slice.fd, file_slice.size_bytes, file_slice.position)
+    if len(data) < file_slice.size_bytes:
+        raise truncated(file_slice, file_slice.position + len(data))
+    return data

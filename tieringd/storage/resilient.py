@@ -1,0 +1,238 @@
+"""
+Retries, deadlines and limits, in one place for every object store.
+
+Backoff is exponential with full jitter, longer where the store asks for it (Retry-After), and
+every operation has a deadline for all its attempts together. What is retried is decided by
+class: `StorageUnavailable` is, nothing else. A conditional write whose outcome is unknown is
+never repeated: it may have won, and the repetition would then lose to itself. Its caller reads first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, TypeVar
+
+from tieringd.errors import StorageUnavailable, TieringError
+from tieringd.storage.base import FileSlice
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from tieringd.storage.base import Body, Condition, ListPage, ObjectInfo, ObjectStore
+
+T = TypeVar("T")
+
+_DELETE_BATCH = 1000  # One request of every store; a longer list is several operations.
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """How long and how often a store is asked."""
+
+    initial_backoff_seconds: float = 0.1
+    max_backoff_seconds: float = 10.0
+    segment_upload_timeout_seconds: float = 30.0
+    """For a put from a file, all attempts together."""
+    manifest_upload_timeout_seconds: float = 10.0
+    """For every other operation, all attempts together."""
+    max_concurrent_requests: int = 20
+    """Reads and writes together."""
+
+
+def _ignore(operation: str, outcome: str, seconds: float, size_bytes: int) -> None:
+    """Take a finished attempt's figures and do nothing with them."""
+
+
+class ResilientStore:
+    """
+    An object store that asks again.
+
+    *on_request* hears of every attempt: operation, "ok" or the error's class, seconds, and the
+    bytes of the body that went or came. One instance belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        limits: StoreLimits | None = None,
+        *,
+        on_request: Callable[[str, str, float, int], None] = _ignore,
+        random: Random | None = None,
+    ) -> None:
+        self._store = store
+        self._limits = limits or StoreLimits()
+        self._on_request = on_request
+        # Jitter only spreads load; nothing is secret about it.
+        self._random = random or Random()  # noqa: S311
+        self._slots = asyncio.Semaphore(self._limits.max_concurrent_requests)
+        self._put_starts: dict[object, float] = {}
+
+    @property
+    def oldest_put_started(self) -> float | None:
+        """Return when the oldest put in flight got its first slot, in loop time; None when none is."""
+        return min(self._put_starts.values(), default=None)
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """Store an object; without a condition, repeat it whatever became of the attempt before."""
+        is_file = isinstance(body, FileSlice)
+        limits = self._limits
+        operation = _Operation(
+            "put",
+            key,
+            limits.segment_upload_timeout_seconds if is_file else limits.manifest_upload_timeout_seconds,
+            is_write=True,
+            is_conditional=condition is not None,
+        )
+        size_bytes = body.size_bytes if isinstance(body, FileSlice) else len(body)
+        try:
+            return await self._run(
+                operation,
+                lambda: self._store.put(key, body, crc32c=crc32c, condition=condition),
+                lambda _: size_bytes,
+            )
+        finally:
+            self._put_starts.pop(operation, None)
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return an object whole."""
+        return await self._run(
+            self._operation("get", key), lambda: self._store.get(key), lambda found: len(found[0])
+        )
+
+    async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
+        """Return the bytes of a range."""
+        return await self._run(
+            self._operation("get_range", key),
+            lambda: self._store.get_range(key, position=position, size_bytes=size_bytes),
+            len,
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return what the store knows of an object."""
+        return await self._run(self._operation("head", key), lambda: self._store.head(key))
+
+    async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
+        """Return one page of a listing."""
+        return await self._run(
+            self._operation("list_page", prefix),
+            lambda: self._store.list_page(prefix, start_after=start_after, limit=limit),
+        )
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete objects; each thousand is an operation with a deadline of its own."""
+        for start in range(0, len(keys), _DELETE_BATCH):
+            batch = keys[start : start + _DELETE_BATCH]
+            await self._run(
+                self._operation("delete_many", f"{batch[0]} and {len(batch) - 1} more"),
+                lambda batch=batch: self._store.delete_many(batch),  # type: ignore[misc]
+            )
+
+    async def close(self) -> None:
+        """Close the store underneath."""
+        await self._store.close()
+
+    def _operation(self, name: str, key: str) -> _Operation:
+        return _Operation(name, key, self._limits.manifest_upload_timeout_seconds)
+
+    async def _run(
+        self,
+        operation: _Operation,
+        request: Callable[[], Awaitable[T]],
+        size_of: Callable[[T], int] = lambda _: 0,
+    ) -> T:
+        """Try until *request* succeeds, fails for good, or runs out of time."""
+        now = asyncio.get_running_loop().time
+        try:
+            # The clock starts with the first slot: the store is not slow because we are busy.
+            async with asyncio.timeout(None) as clock:
+                while True:
+                    try:
+                        async with self._slots:
+                            self._begin_attempt(operation, clock)
+                            return await self._attempt(operation, request, size_of)
+                    except StorageUnavailable as error:
+                        pause = self._next_pause(operation, error)
+                        if now() + pause >= operation.deadline:
+                            raise operation.gave_up(now()) from error
+                    await asyncio.sleep(pause)
+        except TimeoutError as error:
+            raise operation.gave_up(now()) from (operation.last_error or error)
+
+    def _begin_attempt(self, operation: _Operation, clock: asyncio.Timeout) -> None:
+        if operation.attempts == 0:
+            operation.started = asyncio.get_running_loop().time()
+            clock.reschedule(operation.deadline)
+            if operation.is_write:
+                self._put_starts[operation] = operation.started
+        operation.attempts += 1
+
+    async def _attempt(
+        self, operation: _Operation, request: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
+    ) -> T:
+        now = asyncio.get_running_loop().time
+        begun, outcome, size_bytes = now(), "cancelled", 0
+        try:
+            result = await request()
+            outcome, size_bytes = "ok", size_of(result)
+        except TieringError as error:
+            outcome = type(error).__name__
+            raise
+        except asyncio.CancelledError:
+            # Cut off under way, by the deadline or by the caller: nobody heard the answer.
+            operation.outcome_unknown = operation.is_write
+            outcome = "timeout" if now() >= operation.deadline else "cancelled"
+            raise
+        finally:
+            self._on_request(operation.name, outcome, now() - begun, size_bytes)
+        return result
+
+    def _next_pause(self, operation: _Operation, error: StorageUnavailable) -> float:
+        """
+        Return the seconds until the next attempt.
+
+        Raises:
+            StorageUnavailable: *error*, when the attempt must not be repeated.
+        """
+        operation.last_error = error
+        operation.outcome_unknown = operation.outcome_unknown or error.outcome_unknown
+        if operation.is_conditional and error.outcome_unknown:
+            raise error
+        return self._pause_seconds(operation.attempts, error.retry_after_seconds)
+
+    def _pause_seconds(self, attempts: int, retry_after_seconds: float | None) -> float:
+        """Return a random part of the doubling backoff, or what the store asked for if that is longer."""
+        limits = self._limits
+        ceiling = min(limits.max_backoff_seconds, limits.initial_backoff_seconds * 2 ** (attempts - 1))
+        return max(self._random.uniform(0, ceiling), retry_after_seconds or 0.0)
+
+
+@dataclass(eq=False, slots=True)
+class _Operation:
+    """One call of the seam, over all its attempts."""
+
+    name: str
+    key: str
+    timeout_seconds: float
+    is_write: bool = False
+    is_conditional: bool = False
+    started: float = 0.0
+    attempts: int = 0
+    outcome_unknown: bool = False
+    last_error: StorageUnavailable | None = None
+
+    @property
+    def deadline(self) -> float:
+        """Return when it ends, in loop time."""
+        return self.started + self.timeout_seconds
+
+    def gave_up(self, now: float) -> StorageUnavailable:
+        """Return the error of an operation that ran out of time."""
+        return StorageUnavailable(
+            f"{self.name} {self.key}: gave up after {self.attempts} attempts in {now - self.started:.1f} s "
+            f"(allowed are {self.timeout_seconds:g} s)",
+            outcome_unknown=self.outcome_unknown,
+        )

@@ -1,0 +1,168 @@
+"""
+What an S3 request's failure means to a caller: one translation, used by every operation.
+
+Nothing of botocore or aiohttp is visible above this page. Servers differ in the codes they
+send, so the code decides where it is known, and the HTTP status otherwise.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectTimeoutError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+    ProxyConnectionError,
+    SSLError,
+)
+
+from tieringd.errors import (
+    BucketNotFound,
+    ChecksumRejected,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tieringd.errors import TieringError
+
+_CHECKSUM_CODES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
+_MISSING_CODES = {"NoSuchKey", "NotFound", "404"}
+_DENIED_CODES = {
+    "AccessDenied",
+    "AuthorizationHeaderMalformed",
+    "ExpiredToken",
+    "InvalidAccessKeyId",
+    "InvalidToken",
+    "RequestTimeTooSkewed",
+    "SignatureDoesNotMatch",
+}
+# The server answers these when it has refused to begin or has not received the whole body.
+_NOT_DONE_CODES = {"IncompleteBody", "RequestTimeout", "ServiceUnavailable", "SlowDown", "Throttling"}
+_NOT_DONE_STATUSES = {429, 503}
+_FAILED_CODES = {"InternalError", "OperationAborted"}
+_RETRYABLE_STATUSES = {408, 409, 429}
+_FAILED_FROM = 500
+
+_CREDENTIALS_HINT = (
+    "check cloud_storage_access_key, cloud_storage_secret_key and cloud_storage_region (or the role, where "
+    "there are no keys), and that its policy allows this"
+)
+
+
+@dataclass(slots=True)
+class Call:
+    """One request, for the words and the meaning of its errors."""
+
+    operation: str
+    bucket: str
+    key: str | None = None
+    is_conditional_put: bool = False
+    may_have_effect: Callable[[], bool] = bool
+    """Whether the store may have acted without our hearing of it; asked when no answer came."""
+
+    @property
+    def subject(self) -> str:
+        """Return what the request was about, in words."""
+        place = f"bucket {self.bucket}"
+        return (
+            f"{self.operation} {self.key} in {place}"
+            if self.key is not None
+            else f"{self.operation} in {place}"
+        )
+
+
+@contextmanager
+def translated(call: Call) -> Iterator[None]:
+    """Raise what the block raises as errors of our tree."""
+    try:
+        yield
+    except ClientError as error:
+        raise from_answer(call, error.response) from error
+    except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
+        raise StorageDenied(
+            f"{call.subject}: no credentials ({error})", key=call.key, hint=_CREDENTIALS_HINT
+        ) from error
+    except (BotoCoreError, aiohttp.ClientError, OSError) as error:
+        raise _unanswered(call, error) from error
+
+
+def from_answer(call: Call, answer: dict[str, Any]) -> TieringError:
+    """Return the error that an S3 error document (or a bare status) stands for."""
+    details = answer.get("Error", {})
+    metadata = answer.get("ResponseMetadata", {})
+    code, status = str(details.get("Code", "")), int(metadata.get("HTTPStatusCode", 0))
+    text = f"{call.subject}: {code or status} {details.get('Message', '')}".rstrip()
+    if code == "NoSuchBucket":
+        return bucket_not_found(call)
+    if status == 412 or (call.is_conditional_put and (status == 409 or code in _MISSING_CODES)):  # noqa: PLR2004
+        return PreconditionFailed(f"{call.subject}: another writer came first", key=call.key)
+    if code in _MISSING_CODES:
+        return ObjectNotFound(f"{call.subject}: there is no such object", key=call.key)
+    if code in _DENIED_CODES or status in {401, 403}:
+        hint = "set this machine's clock" if code == "RequestTimeTooSkewed" else _CREDENTIALS_HINT
+        return StorageDenied(text, key=call.key, hint=hint)
+    if (
+        code in _NOT_DONE_CODES
+        or code in _FAILED_CODES
+        or status in _RETRYABLE_STATUSES
+        or status >= _FAILED_FROM
+    ):
+        is_not_done = code in _NOT_DONE_CODES or status in _NOT_DONE_STATUSES
+        return StorageUnavailable(
+            text,
+            retry_after_seconds=_retry_after_seconds(metadata.get("HTTPHeaders", {}).get("retry-after")),
+            outcome_unknown=not is_not_done and call.may_have_effect(),
+        )
+    return (ChecksumRejected if code in _CHECKSUM_CODES else StorageError)(text, key=call.key)
+
+
+def bucket_not_found(call: Call) -> BucketNotFound:
+    """Return the error that names the bucket and what to do about it."""
+    return BucketNotFound(
+        f"{call.subject}: there is no bucket {call.bucket}",
+        key=call.key,
+        hint="create it, or check cloud_storage_bucket, cloud_storage_region and cloud_storage_api_endpoint",
+    )
+
+
+def _unanswered(call: Call, error: Exception) -> StorageUnavailable:
+    """Return the error for a request to which no whole answer came."""
+    cause = getattr(error, "kwargs", {}).get("error", error)
+    never_sent = isinstance(error, (ConnectTimeoutError, ProxyConnectionError, SSLError)) or isinstance(
+        cause, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+    )
+    return StorageUnavailable(
+        f"{call.subject}: {error or type(error).__name__} ({type(cause).__name__}: {cause})",
+        outcome_unknown=not never_sent and call.may_have_effect(),
+        hint="check cloud_storage_trust_file" if isinstance(error, SSLError) else None,
+    )
+
+
+def _retry_after_seconds(value: str | None) -> float | None:
+    """Return the wait that a Retry-After header asks for: seconds, or a date."""
+    if value is None:
+        return None
+    if value.strip().isdigit():
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
