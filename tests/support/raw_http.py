@@ -7,12 +7,12 @@ A test gives a coroutine for each request; the server parses only the head.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 
@@ -69,10 +69,12 @@ async def serving(
         assert task is not None
         tasks.add(task)
         try:
-            while exchange := await _next_exchange(reader, writer, number):
+            while not writer.is_closing() and (exchange := await _next_exchange(reader, writer, number)):
                 await handle(exchange)
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # The peer has gone; what that means is for the test to say.
+        except asyncio.CancelledError:
+            pass  # The end of `serving`; streams report a handler that ends as cancelled.
         finally:
             tasks.discard(task)
             writer.transport.abort()

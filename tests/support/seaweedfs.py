@@ -127,7 +127,7 @@ class SeaweedFS:
         client = self.client()
         try:
             client.create_bucket(Bucket=name)
-        except client.exceptions.BucketAlreadyExists:
+        except (client.exceptions.BucketAlreadyExists, client.exceptions.BucketAlreadyOwnedByYou):
             pass
         finally:
             client.close()

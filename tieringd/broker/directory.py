@@ -75,7 +75,7 @@ class DirectoryBroker:
         if scan.cluster_id is None:
             raise BrokerDenied(
                 f"no log directory of {', '.join(self._log_dirs)} says which cluster it belongs to",
-                hint="Set broker.cluster_id to a name of your own; it is part of every object's key",
+                hint="Set cluster_id to a name of your own; it is part of every object's key",
             )
         return scan.cluster_id
 

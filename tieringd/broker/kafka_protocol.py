@@ -279,20 +279,20 @@ async def _closed(connection: AIOKafkaConnection, reason: CloseReason) -> None:
 def _check(settings: KafkaSettings) -> None:
     if settings.security_protocol not in _SECURITY_PROTOCOLS:
         raise ConfigError(
-            f"broker.security_protocol is {settings.security_protocol!r}",
+            f"broker.security.protocol is {settings.security_protocol!r}",
             hint=f"Use one of {', '.join(_SECURITY_PROTOCOLS)}",
         )
     if not settings.security_protocol.startswith("SASL_"):
         return
     if settings.sasl_mechanism not in _SASL_MECHANISMS:
         raise ConfigError(
-            f"broker.sasl_mechanism is {settings.sasl_mechanism!r}",
+            f"broker.security.sasl_mechanism is {settings.sasl_mechanism!r}",
             hint=f"Use one of {', '.join(_SASL_MECHANISMS)}",
         )
     if settings.sasl_username is None or settings.sasl_password is None:
         raise ConfigError(
-            f"broker.security_protocol is {settings.security_protocol}, which needs a user",
-            hint="Set broker.sasl_username and broker.sasl_password",
+            f"broker.security.protocol is {settings.security_protocol}, which needs a user",
+            hint="Set broker.security.sasl_username and broker.security.sasl_password",
         )
 
 

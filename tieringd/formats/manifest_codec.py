@@ -105,7 +105,7 @@ def _manifest(head: dict[str, Any], columns: bytes) -> PartitionManifest:
         raise ValueError(f"{rows} rows do not take {len(columns)} bytes")
     values = [_sums(columns[at : at + width]) for at in range(0, len(columns), width)] if rows else []
     table = SegmentTable.from_columns(
-        dict(zip(COLUMNS, values[:-1], strict=True)) if rows else {name: () for name in COLUMNS},
+        dict(zip(COLUMNS, values[:-1], strict=True)) if rows else dict.fromkeys(COLUMNS, ()),
         values[-1] if rows else (),
         head["writers"],
     )

@@ -59,14 +59,18 @@ def decode_topic_manifest(data: bytes) -> TopicManifest:
     """
     try:
         document = json.loads(data)
-        if document["version"] != VERSION:
-            raise ValueError(f"version {document['version']} is not known")
         manifest = TopicManifest(
             TopicKey(document["cluster"], document["topic"], document["topic_id"]),
             partition_count=int(document["partition_count"]),
             created_at_ms=int(document["created_at_ms"]),
             lifecycle=document["lifecycle"],
         )
+        version = document["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptDataError(f"topic manifest cannot be read: {error}") from error
+    if version != VERSION:
+        raise CorruptDataError(
+            f"topic manifest has version {version}; this release reads {VERSION}",
+            hint="Upgrade tieringd on this host",
+        )
     return manifest

@@ -93,8 +93,7 @@ class ReadCommittedFilter:
         """Say whether the records of this batch are visible; markers never are."""
         while self._pending and self._pending[-1].first_offset <= header.last_offset:
             begun = self._pending.pop()
-            until = self._aborted_until.get(begun.producer_id, -1)
-            self._aborted_until[begun.producer_id] = max(until, begun.last_offset)
+            self._aborted_until[begun.producer_id] = begun.last_offset
         if header.is_control:
             return False
         if not header.is_transactional:

@@ -44,6 +44,9 @@ CHUNK_BYTES = 1 << 20
 """The fastest of 256 KiB, 1 MiB and 4 MiB reads, and short enough to leave the loop responsive."""
 
 
+_TAIL_BYTES = 4096
+
+
 class FileBody(Payload):
     """
     One PUT's body. Its owner calls `stop` when the request is over, however it ended.
@@ -149,11 +152,15 @@ class FileBody(Payload):
         number = os.dup(transport.get_extra_info("socket").fileno())
         self._socket = socket.socket(fileno=number)
         try:
-            await self._in_thread(self._sendfile, number)
+            tail = await self._in_thread(self._sendfile, number)
         finally:
             self._socket.close()
             self._socket = None
+        # The loop itself writes the end. Were the thread to do it, the answer could come before the loop has
+        # noticed that the thread is done, and a good connection would be given up as half written.
         self.is_sent = True
+        async with asyncio.timeout(self._stall_seconds):
+            await writer.write(tail)
 
     async def _flush_headers(self, writer: AbstractStreamWriter, transport: asyncio.WriteTransport) -> None:
         """Return when the kernel has everything written so far: the thread's bytes come after it."""
@@ -167,11 +174,15 @@ class FileBody(Payload):
         finally:
             transport.set_write_buffer_limits()
 
-    def _sendfile(self, out: int) -> None:
-        """Move the slice to the socket, which never blocks: its descriptor shares the loop's O_NONBLOCK."""
+    def _sendfile(self, out: int) -> bytes:
+        """
+        Move the slice up to its tail to the socket, and return the tail.
+
+        The socket does not block: its descriptor shares the loop's O_NONBLOCK.
+        """
         poller = select.poll()
         poller.register(out, select.POLLOUT)
-        position, end = self._slice.position, self._slice.position + len(self)
+        position, end = self._slice.position, self._slice.position + len(self) - _TAIL_BYTES
         while position < end:
             try:
                 sent = os.sendfile(out, self._slice.fd, position, end - position)
@@ -186,6 +197,10 @@ class FileBody(Payload):
             if sent == 0:
                 raise truncated(self._slice, position)
             position += sent
+        tail = _read(self._slice.fd, _TAIL_BYTES, end)
+        if len(tail) < _TAIL_BYTES:
+            raise truncated(self._slice, end + len(tail))
+        return tail
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         if self._is_stopped:

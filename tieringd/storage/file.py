@@ -155,14 +155,14 @@ class FileStore:
     def _commit(self, target: _Target, fd: int, temporary: Path) -> None:
         """Check the condition and move the file into place; the caller holds the key's lock."""
         previous = _status_of(target.path)
+        if previous is not None and stat.S_ISDIR(previous.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a directory")
         condition = target.condition
         version = _version(previous) if previous is not None else None
         if (isinstance(condition, IfAbsent) and version is not None) or (
             isinstance(condition, IfVersion) and version != condition.version
         ):
             raise PreconditionFailed(f"put {target.path}: another writer came first", key=target.key)
-        if previous is not None and stat.S_ISDIR(previous.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "it is a directory")
         _stamp(fd, previous)
         # A link refuses to replace, even what a writer without our locks has put there.
         move = os.link if isinstance(condition, IfAbsent) else os.replace

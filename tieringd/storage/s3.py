@@ -140,13 +140,14 @@ class S3Store:
         call.may_have_effect = lambda: body.is_sent
         try:
             with translated(call):
-                answer: dict[str, Any] = await self._client.put_object(Body=body, **parameters)
-        except (StorageError, StorageUnavailable) as error:
+                try:
+                    answer: dict[str, Any] = await self._client.put_object(Body=body, **parameters)
+                finally:
+                    await body.stop()
+        except StorageUnavailable as error:
             if body.failure is not None:
                 raise body.failure from error
             raise
-        finally:
-            await body.stop()
         return answer
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:

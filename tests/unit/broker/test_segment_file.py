@@ -89,6 +89,12 @@ def test_scan_of_a_file_equals_a_scan_of_its_bytes(tmp_path):
     assert without_tracker(scan(segment)) == without_tracker(one_shot(data, 0, 40))
 
 
+def test_scan_of_one_batch_larger_than_the_buffer_reads_it_whole(tmp_path):
+    """The buffer grows to a batch that does not fit, even when it is the first."""
+    data = batch(0, [bytes(3 * READ_BUFFER_BYTES)]) + batch(1)
+    assert without_tracker(scan(written(tmp_path, data))) == without_tracker(one_shot(data, 0, 12))
+
+
 def test_scan_of_an_empty_file_finds_nothing(tmp_path):
     """A segment without batches is sound."""
     assert scan(written(tmp_path, b"")).batch_count == 0

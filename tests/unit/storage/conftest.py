@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import gc
 import ipaddress
 import ssl
@@ -26,7 +26,8 @@ def nothing_forgotten(caplog):
     """Fail a test that leaves a task or future behind whose exception nobody looked at."""
     yield
     gc.collect()
-    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+    records = caplog.get_records("call") + caplog.get_records("teardown")
+    assert [record.getMessage() for record in records if record.name == "asyncio"] == []
 
 
 @pytest.fixture
@@ -47,11 +48,11 @@ def certificate(tmp_path_factory) -> Path:
     """Return a PEM file with a key and a certificate of its own for 127.0.0.1."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test's server")])
-    now = datetime.datetime.now(datetime.UTC)
+    now = dt.datetime.now(dt.UTC)
     signed = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(
             x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
         )

@@ -6,12 +6,12 @@ import asyncio
 import os
 import random
 import ssl
-from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import pytest
 import uvloop
 
+from tests.support.executors import RecordingExecutor
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import LocalFileError
 from tieringd.storage.base import FileSlice
@@ -21,26 +21,15 @@ LARGE = 24 << 20  # More than the sockets of a connection ever hold.
 SMALL = SENDFILE_FROM_BYTES - 1
 
 
-class RecordingExecutor(ThreadPoolExecutor):
-    """Keeps what was submitted, for a look at what is still running."""
-
-    def __init__(self):
-        super().__init__(4)
-        self.submitted = []
-
-    def submit(self, function, /, *arguments, **options):
-        future = super().submit(function, *arguments, **options)
-        self.submitted.append(future)
-        return future
-
-    def is_idle(self) -> bool:
-        return all(future.done() for future in self.submitted)
-
-
 @pytest.fixture
 def executor():
     with RecordingExecutor() as executor:
         yield executor
+
+
+@pytest.fixture
+def both_ends_of_tls(server_tls, certificate):
+    return server_tls, ssl.create_default_context(cafile=str(certificate))
 
 
 def content(size: int) -> bytes:
@@ -92,7 +81,9 @@ class HalfReader:
         self.rest.set_result(len(begun) + len(await exchange.read_to_end()))
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 @pytest.mark.parametrize("size", [1, SMALL, SENDFILE_FROM_BYTES, LARGE])
 async def test_body_arrives_whole_on_both_event_loops(slice_of, executor, size, new_loop):
     """The server receives exactly the slice, whatever its size and whichever loop runs the client."""
@@ -179,18 +170,20 @@ async def test_file_truncated_under_way_is_reported(slice_of, executor):
     assert "ends at byte" in str(body.failure)
 
 
-@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize(
+    "new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+)
 @pytest.mark.parametrize("is_tls", [False, True], ids=["sendfile", "tls"])
 async def test_cancelled_body_ends_its_thread_before_stop_returns(
-    slice_of, executor, server_tls, certificate, new_loop, is_tls
+    slice_of, executor, both_ends_of_tls, new_loop, is_tls
 ):
     """After a cancelled request and `stop`, no thread works, and the server has less than was promised."""
     body = body_of(slice_of(content(LARGE)), executor)
-    client_tls = ssl.create_default_context(cafile=str(certificate)) if is_tls else True
+    server_tls, client_tls = both_ends_of_tls if is_tls else (None, True)
 
     async def scenario() -> None:
         server = HalfReader()
-        async with serving(server, tls=server_tls if is_tls else None) as url:
+        async with serving(server, tls=server_tls) as url:
             task = asyncio.create_task(send(url, body, tls=client_tls))
             await server.has_begun.wait()
             task.cancel()
@@ -275,10 +268,10 @@ async def test_sending_leaves_no_descriptor_open(slice_of, executor):
         await send(url, body_of(file_slice, executor))
         with pytest.raises(aiohttp.ClientError):
             await send(url, body_of(FileSlice(file_slice.fd, 0, 2 * LARGE), executor))
-    # The client's and the server's ends of the failed connection close in the loop's next rounds.
-    while (after := len(os.listdir("/proc/self/fd"))) > before:  # noqa: PTH208
-        await asyncio.sleep(0.01)
-    assert after == before
+    # The ends of the failed connection close in the loop's next rounds.
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
 def test_body_is_a_file_to_botocore(slice_of, executor):

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 from crc32c import crc32c
 
+from tests.support.executors import RecordingExecutor
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import (
     BucketNotFound,
@@ -78,7 +79,10 @@ async def test_put_sends_the_file_with_its_checksum_and_nothing_more(
     ((exchange, body),) = seen
     assert body == data
     assert (exchange.method, exchange.path) == ("PUT", "/archive/pre/fix/dir/key")
-    assert exchange.headers["x-amz-checksum-crc32c"] == base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
+    assert (
+        exchange.headers["x-amz-checksum-crc32c"]
+        == base64.b64encode(crc32c(data).to_bytes(4, "big")).decode()
+    )
     assert exchange.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
     assert exchange.headers["if-none-match"] == "*"
     assert exchange.headers["user-agent"].startswith("tieringd ")
@@ -210,18 +214,16 @@ async def test_silent_server_is_given_up():
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
 async def test_server_that_stops_reading_is_given_up(slice_of, server_tls, certificate, is_tls):
     """A server that takes no byte of a body for too long is unavailable, and has stored nothing."""
-    release = asyncio.Event()
 
     async def handle(exchange: Exchange) -> None:
         await exchange.reader.readexactly(1 << 20)
-        await release.wait()
+        await asyncio.Event().wait()
 
     tls = {"tls": server_tls, "trust_file": str(certificate)} if is_tls else {}
     async with store_of(handle, read_timeout_seconds=0.2, **tls) as store:
         with pytest.raises(StorageUnavailable) as caught:
             await store.put("key", slice_of(content(LARGE)), crc32c=0)
         assert not caught.value.outcome_unknown
-        release.set()
 
 
 async def test_refusal_before_the_body_is_read_is_heard(slice_of):
@@ -251,7 +253,9 @@ async def test_cancelled_put_frees_its_thread_and_its_file(slice_of):
         bodies.append(await exchange.read_body())
         await exchange.answer("200 OK", ETag='"version"')
 
-    async with store_of(handle, max_connections=1, read_timeout_seconds=60) as store:
+    async with store_of(handle, read_timeout_seconds=60) as store:
+        store._executor.shutdown()
+        store._executor = executor = RecordingExecutor(1)
         file_slice = slice_of(content(LARGE))
         fd = os.dup(file_slice.fd)
         task = asyncio.create_task(store.put("stuck", FileSlice(fd, file_slice.position, LARGE), crc32c=0))
@@ -259,8 +263,11 @@ async def test_cancelled_put_frees_its_thread_and_its_file(slice_of):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        assert executor.submitted
+        assert executor.is_idle()
         os.close(fd)
         await store.put("next", file_slice, crc32c=0)
+        executor.shutdown()
     assert bodies == [content(LARGE)]
 
 
@@ -361,7 +368,7 @@ async def test_delete_reports_the_keys_that_were_refused(code, error):
         await exchange.answer("200 OK", f"<DeleteResult>{gone}{entry}</DeleteResult>".encode())
 
     async with store_of(handle, prefix="pre") as store:
-        with pytest.raises(error, match="delete b in bucket archive.*1 of 3 objects"):
+        with pytest.raises(error, match=r"delete b in bucket archive.*1 of 3 objects"):
             await store.delete_many(["a", "b", "c"])
 
 

@@ -1,0 +1,326 @@
+"""What the file store does beyond the contract: disks, other processes, crashes and odd keys."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from tieringd.errors import (
+    BucketNotFound,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StoreFull,
+)
+from tieringd.storage.base import IfAbsent, IfVersion
+from tieringd.storage.file import FileStore
+
+REPOSITORY = Path(__file__).parents[3]
+
+COUNT_IN_ANOTHER_PROCESS = """
+import asyncio, sys
+from pathlib import Path
+from crc32c import crc32c
+from tieringd.errors import PreconditionFailed
+from tieringd.storage.base import IfVersion
+from tieringd.storage.file import FileStore
+
+async def main():
+    store, done = FileStore(Path(sys.argv[1])), 0
+    while done < 50:
+        data, info = await store.get("counter")
+        new = b"%d" % (int(data) + 1)
+        try:
+            await store.put("counter", new, crc32c=crc32c(new), condition=IfVersion(info.version))
+        except PreconditionFailed:
+            continue
+        done += 1
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "archive"
+    root.mkdir()
+    return root
+
+
+@pytest.fixture
+async def store(root):
+    store = FileStore(root)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mount a filesystem of 4 MiB."""
+    root = tmp_path / "small"
+    root.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(root)]
+    done = subprocess.run(mount, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.fail(f"this test mounts a small tmpfs, for which it must run as root: {done.stderr}")
+    yield root
+    subprocess.run(["umount", str(root)], check=True)
+
+
+@pytest.fixture
+def on_audit_event():
+    """Return a function that lets a listener hear the interpreter's audit events, until the test ends."""
+    listeners = []
+
+    def hear(event: str, arguments: tuple[object, ...]) -> None:
+        for listener in listeners:
+            listener(event, arguments)
+
+    sys.addaudithook(hear)  # It cannot be removed; without listeners it does nothing.
+    yield listeners.append
+    listeners.clear()
+
+
+async def put(store: FileStore, key: str, data: bytes, **conditions):
+    return await store.put(key, data, crc32c=crc32c(data), **conditions)
+
+
+def files_of(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.suffix != ".lock")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "a/.", "a\0b", ".tieringd-tmp/x"],
+)
+async def test_key_that_is_no_path_below_the_root_is_refused(store, key):
+    """Such a key is a programmer's mistake, whatever the operation, and touches nothing."""
+    calls = [
+        lambda: put(store, key, b""),
+        lambda: store.get(key),
+        lambda: store.get_range(key, position=0, size_bytes=1),
+        lambda: store.head(key),
+        lambda: store.delete_many(["fine", key]),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match="not a key"):
+            await call()
+
+
+async def test_listing_does_not_leave_the_root(store, root):
+    """A prefix cannot climb, and the store's own files are not objects."""
+    (root.parent / "outside").write_bytes(b"x")
+    await put(store, "key", b"content")
+    with pytest.raises(ValueError, match="not a key"):
+        await store.list_page("../")
+    assert [each.key for each in (await store.list_page("")).objects] == ["key"]
+    assert (await store.list_page(".tieringd")).objects == ()
+
+
+async def test_object_is_a_plain_file_under_its_key(store, root):
+    """The tree can be copied to a bucket as it is."""
+    await put(store, "topic/0_id/10-19.log", b"content")
+    assert (root / "topic" / "0_id" / "10-19.log").read_bytes() == b"content"
+    assert files_of(root) == [".tieringd-tmp", "topic", "topic/0_id", "topic/0_id/10-19.log"]
+
+
+@pytest.mark.parametrize("condition", [None, IfAbsent()], ids=["plain", "if-absent"])
+@pytest.mark.parametrize(("first", "second"), [("a", "a/b"), ("a/b", "a"), ("a", "a/b/c")])
+async def test_key_below_another_is_refused_clearly(store, first, second, condition):
+    """Where `a` is an object, `a/b` cannot be one, nor the other way round; the error says so."""
+    await put(store, first, b"first")
+    with pytest.raises(StorageError, match="cannot hold both") as caught:
+        await put(store, second, b"second", condition=condition)
+    assert not isinstance(caught.value, PreconditionFailed)
+    with pytest.raises(ObjectNotFound):
+        await store.get(second)
+    await store.delete_many([second])
+    assert (await store.get(first))[0] == b"first"
+
+
+async def test_name_that_is_too_long_is_refused_clearly(store):
+    """A filesystem's limit is named."""
+    with pytest.raises(StorageError, match="255 bytes"):
+        await put(store, "x" * 300, b"content")
+
+
+async def test_full_disk_is_told_and_left_clean(small_disk, slice_of):
+    """Without room nothing is stored, nothing is left behind, and the error names the disk."""
+    store = FileStore(small_disk)
+    data = bytes(6 << 20)
+    for body in (data, slice_of(data)):
+        with pytest.raises(StoreFull, match=str(small_disk)):
+            await store.put("dir/key", body, crc32c=crc32c(data))
+    assert files_of(small_disk) == [".tieringd-tmp"]
+    await put(store, "dir/key", b"small enough")
+    assert (await store.get("dir/key"))[0] == b"small enough"
+    await store.close()
+
+
+async def test_read_only_disk_denies_writes(small_disk):
+    """A disk that may not be written to is an operator's matter; reading goes on."""
+    store = FileStore(small_disk)
+    await put(store, "key", b"content")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)  # noqa: ASYNC221
+    with pytest.raises(StorageDenied):
+        await put(store, "key", b"other")
+    with pytest.raises(StorageDenied):
+        await store.delete_many(["key"])
+    assert (await store.get("key"))[0] == b"content"
+    await store.close()
+
+
+async def test_root_that_goes_away_is_not_made_again(store, root):
+    """A root that is unmounted or removed under the store is reported, with the way to create it."""
+    await put(store, "dir/key", b"content")
+    root.rename(root.parent / "gone")
+    with pytest.raises(BucketNotFound, match=f"mkdir -p {root}"):
+        await put(store, "dir/other", b"content")
+    with pytest.raises(BucketNotFound):
+        await store.get("dir/key")
+    assert not root.exists()
+
+
+async def test_version_changes_with_the_same_bytes(store):
+    """Each write has another version, even of the same bytes at the same moment."""
+    versions = {(await put(store, "key", b"same")).version for _ in range(50)}
+    assert len(versions) == 50
+
+
+async def test_version_changes_after_a_clock_that_went_back(store, root):
+    """A file from the future is followed by a later one, so that its version cannot return."""
+    old = await put(store, "key", b"same")
+    future_ns = (old.modified_ms + 3_600_000) * 1_000_000
+    os.utime(root / "key", ns=(future_ns, future_ns))
+    new = await put(store, "key", b"same")
+    assert (root / "key").stat().st_mtime_ns > future_ns
+    with pytest.raises(PreconditionFailed):
+        await put(store, "key", b"same", condition=IfVersion(old.version))
+    await put(store, "key", b"same", condition=IfVersion(new.version))
+
+
+async def test_processes_lose_no_update_of_each_other(store, root):
+    """Four processes that swap the same object, again and again, count to their sum."""
+    await put(store, "counter", b"0")
+    command = (sys.executable, "-c", COUNT_IN_ANOTHER_PROCESS, str(root))
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    processes = [await asyncio.create_subprocess_exec(*command, env=environment) for _ in range(4)]
+    assert [await process.wait() for process in processes] == [0] * 4
+    assert (await store.get("counter"))[0] == b"200"
+
+
+async def test_create_does_not_replace_what_appears_meanwhile(store, root, on_audit_event):
+    """A file that a writer without our locks puts there at the last moment wins against a create."""
+
+    def place(event: str, _: object) -> None:
+        if event == "os.utime":  # After the look at the key, before the move.
+            (root / "key").write_bytes(b"foreign")
+
+    on_audit_event(place)
+    with pytest.raises(PreconditionFailed):
+        await put(store, "key", b"ours", condition=IfAbsent())
+    assert (root / "key").read_bytes() == b"foreign"
+
+
+async def test_delete_prunes_directories_up_to_the_root(store, root):
+    """A directory goes with its last object, and so do those above it; others stay."""
+    for key in ("a/b/c/1", "a/b/c/2", "a/x"):
+        await put(store, key, b"x")
+    await store.delete_many(["a/b/c/1"])
+    assert (root / "a" / "b" / "c").is_dir()
+    await store.delete_many(["a/b/c/2"])
+    assert files_of(root) == [".tieringd-tmp", "a", "a/x"]
+    await store.delete_many(["a/x"])
+    assert files_of(root) == [".tieringd-tmp"]
+
+
+async def test_puts_survive_the_pruning_of_their_directory(store):
+    """Puts and deletes in one directory at the same time all succeed."""
+
+    async def come_and_go(number: int) -> None:
+        for _ in range(40):
+            await put(store, f"deep/er/dir/{number}", b"x")
+            await store.delete_many([f"deep/er/dir/{number}"])
+        await put(store, f"deep/er/dir/{number}", b"last")
+
+    await asyncio.gather(*(come_and_go(number) for number in range(6)))
+    assert len((await store.list_page("deep/er/dir/")).objects) == 6
+
+
+async def test_leftovers_of_killed_writers_are_swept(root):
+    """A new store removes half-written files that no living writer holds, and only those."""
+    work = root / ".tieringd-tmp"
+    work.mkdir()
+    (work / "dead.part").write_bytes(b"half")
+    with (work / "alive.part").open("wb") as alive:
+        fcntl.flock(alive, fcntl.LOCK_EX)
+        store = FileStore(root)
+        await put(store, "key", b"content")
+        await store.close()
+        assert sorted(path.name for path in work.glob("*.part")) == ["alive.part"]
+
+
+async def test_cancelled_put_does_not_wait_for_a_lock(store, root):
+    """A put that waits for a stopped process's lock can be cancelled, and stores nothing."""
+    await put(store, "key", b"before")
+    (lock,) = (root / ".tieringd-tmp").glob("*.lock")
+    with lock.open("rb") as holder:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        task = asyncio.create_task(put(store, "key", b"after"))
+        await asyncio.wait({task}, timeout=0.05)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await store.get("key"))[0] == b"before"
+    await put(store, "key", b"after")
+
+
+async def test_head_tells_what_is_really_on_disk(store, root):
+    """The checksum is of the bytes that are there now, so rot shows."""
+    await put(store, "key", b"content")
+    (root / "key").write_bytes(b"cOntent")
+    assert (await store.head("key")).crc32c == crc32c(b"cOntent")
+
+
+async def test_page_reads_only_the_directories_it_needs(store, on_audit_event):
+    """Directories outside the prefix, before the page's start or after its end are not read."""
+    for directory in ("l/a", "l/b", "l/c", "l/d", "m"):
+        for number in range(3):
+            await put(store, f"{directory}/{number}", b"x")
+    read: list[str] = []
+
+    def note(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "os.scandir":
+            read.append(os.fsdecode(arguments[0]).rstrip("/").rpartition("/")[2])
+
+    on_audit_event(note)
+    page = await store.list_page("l/", start_after="l/b/1", limit=2)
+    assert [each.key for each in page.objects] == ["l/b/2", "l/c/0"]
+    assert read == ["l", "b", "c"]
+
+
+async def test_foreign_names_are_not_listed(store, root):
+    """A file whose name is no UTF-8, a link and a pipe are not objects."""
+    await put(store, "key", b"content")
+    (root / os.fsdecode(b"\xff\xfe")).write_bytes(b"x")
+    (root / "link").symlink_to(root / "key")
+    os.mkfifo(root / "pipe")
+    assert [each.key for each in (await store.list_page("")).objects] == ["key"]
+
+
+async def test_unknown_trouble_is_worth_another_try(store, root):
+    """An error of the filesystem that has no class of its own is StorageUnavailable."""
+    error = store._error("put", root / "key", "key", OSError(errno.EIO, "Input/output error"))
+    assert type(error).__name__ == "StorageUnavailable"
+    assert "Input/output error" in str(error)

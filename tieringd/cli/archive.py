@@ -1,0 +1,257 @@
+"""`tieringd archive`: what the bucket holds, looked up in the bucket alone."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tieringd.cli.options import (
+    ConfigFile,
+    Format,
+    OutputFormat,
+    loaded,
+    print_fields,
+    print_json,
+    print_table,
+    run_async,
+)
+from tieringd.daemon.assembly import opened_archive
+from tieringd.errors import ObjectNotFound
+from tieringd.formats.object_keys import data_key
+from tieringd.metrics import Metrics
+
+if TYPE_CHECKING:
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.services.verifier import PartitionReport
+
+archive_app = typer.Typer(help="Look at what the bucket holds. Needs only the bucket.", no_args_is_help=True)
+
+Topic = Annotated[str, typer.Argument(help="The topic's name.")]
+Partition = Annotated[int, typer.Argument(help="The partition's number.", min=0)]
+_NO_TIME = "-"
+
+
+@archive_app.command()
+def topics(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+    """List the topics in the bucket."""
+    rows = run_async(_topics(loaded(config)))
+    if output is OutputFormat.JSON:
+        print_json(rows)
+    else:
+        columns = ("cluster", "topic", "topic_id", "partitions", "segments", "size_bytes", "lifecycle")
+        print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+@archive_app.command()
+def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+    """Show each partition of a topic: offsets, sizes, last commit, gaps."""
+    rows = run_async(_describe(loaded(config), topic))
+    if output is OutputFormat.JSON:
+        print_json(rows)
+    else:
+        columns = (
+            "partition",
+            "start_offset",
+            "next_offset",
+            "segments",
+            "size_bytes",
+            "leader_epoch",
+            "committed_at",
+            "gap_offsets",
+        )
+        print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+@archive_app.command()
+def manifest(
+    topic: Topic, partition: Partition, config: ConfigFile, output: Format = OutputFormat.TEXT
+) -> None:
+    """Show one partition's manifest, every field and every segment."""
+    found = run_async(_manifest(loaded(config), topic, partition))
+    document = _manifest_document(found)
+    if output is OutputFormat.JSON:
+        print_json(document)
+        return
+    print_fields([(name, value) for name, value in document.items() if name not in ("segments", "gaps")])
+    typer.echo()
+    columns = ("base_offset", "last_offset", "size_bytes", "crc32c", "max_timestamp", "leader_epoch", "key")
+    print_table(columns, [[row[column] for column in columns] for row in document["segments"]])
+    for gap in document["gaps"]:
+        typer.echo(f"gap: offsets {gap['base_offset']} to {gap['last_offset']}: {gap['reason']}")
+
+
+@archive_app.command()
+def verify(
+    config: ConfigFile,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte: batch checksums, offsets, indexes.")
+    ] = False,
+    topic: Annotated[str | None, typer.Option(help="Verify this topic only.")] = None,
+    output: Format = OutputFormat.TEXT,
+) -> None:
+    """Compare the manifests with the objects; exit 1 when anything is wrong."""
+    reports = run_async(_verify(loaded(config), topic, deep=deep))
+    rows = [_report_row(report) for report in reports]
+    faults = sum(len(report.faults) for report in reports)
+    if output is OutputFormat.JSON:
+        print_json({"deep": deep, "faults": faults, "partitions": rows})
+    else:
+        columns = ("topic", "partition", "segments", "size_bytes", "records", "gap_offsets", "faults")
+        print_table(
+            columns, [[*(row[column] for column in columns[:-1]), len(row["faults"])] for row in rows]
+        )
+        for row in rows:
+            for fault in row["faults"]:
+                typer.echo(f"fault: {row['topic']}-{row['partition']}: {fault}")
+    if faults:
+        raise typer.Exit(1)
+
+
+@archive_app.command()
+def cat(topic: Topic, partition: Partition, config: ConfigFile) -> None:
+    """Write the archived batches, raw and in offset order, to standard output."""
+    run_async(_cat(loaded(config), topic, partition))
+
+
+async def _topics(config: Config) -> list[dict[str, Any]]:
+    async with opened_archive(config, Metrics()) as archive:
+        rows = []
+        async for topic in archive.catalog.topics():
+            partitions = (await archive.catalog.with_partitions(topic)).partitions
+            rows.append(
+                {
+                    "cluster": topic.key.cluster,
+                    "topic": topic.key.topic,
+                    "topic_id": topic.key.topic_id,
+                    "partitions": topic.partition_count,
+                    "segments": sum(len(one.segments) for one in partitions),
+                    "size_bytes": sum(one.segments.total_bytes for one in partitions),
+                    "lifecycle": topic.lifecycle,
+                }
+            )
+        return rows
+
+
+async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
+    async with opened_archive(config, Metrics()) as archive:
+        found = await archive.catalog.topic(topic)
+        return [
+            {
+                "topic": one.partition.topic,
+                "partition": one.partition.partition,
+                "start_offset": one.start_offset,
+                "next_offset": one.next_offset,
+                "segments": len(one.segments),
+                "size_bytes": one.segments.total_bytes,
+                "leader_epoch": one.leader_epoch,
+                "committed_at": _time(one.committed_at_ms),
+                "gap_offsets": sum(gap.next_offset - gap.base_offset for gap in one.gaps),
+            }
+            for one in found.partitions
+        ]
+
+
+async def _manifest(config: Config, topic: str, partition: int) -> PartitionManifest:
+    async with opened_archive(config, Metrics()) as archive:
+        return await archive.catalog.partition(topic, partition)
+
+
+async def _verify(config: Config, topic: str | None, *, deep: bool) -> list[PartitionReport]:
+    async with opened_archive(config, Metrics()) as archive:
+        reports = []
+        async for one in archive.catalog.topics():
+            if topic is None or one.key.topic == topic:
+                for found in (await archive.catalog.with_partitions(one)).partitions:
+                    reports.append(await archive.verifier.verify(found, deep=deep))  # noqa: PERF401 awaits
+        if topic is not None and not reports:
+            raise ObjectNotFound(f"the bucket holds no topic named {topic}")
+        return reports
+
+
+async def _cat(config: Config, topic: str, partition: int) -> None:
+    async with opened_archive(config, Metrics()) as archive:
+        found = await archive.catalog.partition(topic, partition)
+        for gap in found.gaps:
+            typer.echo(
+                f"gap: offsets {gap.base_offset} to {gap.last_offset} are not archived: {gap.reason}",
+                err=True,
+            )
+        await _write_batches(archive, found)
+        sys.stdout.buffer.flush()
+
+
+async def _write_batches(archive: Archive, found: PartitionManifest) -> None:
+    for segment in found.segments:
+        index = await archive.remote_log.index_of(found.partition, segment)
+        key = data_key(found.partition, segment)
+        async for batch in archive.reader.batches(key, index, from_offset=segment.base_offset):
+            sys.stdout.buffer.write(batch.data)
+
+
+def _manifest_document(found: PartitionManifest) -> dict[str, Any]:
+    partition = found.partition
+    return {
+        "cluster": partition.cluster,
+        "topic": partition.topic,
+        "topic_id": partition.topic_id,
+        "partition": partition.partition,
+        "start_offset": found.start_offset,
+        "next_offset": found.next_offset,
+        "leader_epoch": found.leader_epoch,
+        "writer_id": found.writer_id,
+        "commit_number": found.commit_number,
+        "committed_at": _time(found.committed_at_ms),
+        "epochs": [{"epoch": epoch, "start_offset": start} for epoch, start in found.epochs],
+        "segments": [
+            {
+                "base_offset": segment.base_offset,
+                "last_offset": segment.last_offset,
+                "size_bytes": segment.size_bytes,
+                "crc32c": f"{segment.crc32c:08x}",
+                "base_timestamp": _time(segment.base_timestamp_ms),
+                "max_timestamp": _time(segment.max_timestamp_ms),
+                "leader_epoch": segment.leader_epoch,
+                "writer_id": segment.writer_id,
+                "uploaded_at": _time(segment.uploaded_at_ms),
+                "index_size_bytes": segment.index_size_bytes,
+                "key": data_key(partition, segment),
+            }
+            for segment in found.segments
+        ],
+        "gaps": [
+            {
+                "base_offset": gap.base_offset,
+                "last_offset": gap.last_offset,
+                "reason": gap.reason,
+                "recorded_at": _time(gap.recorded_at_ms),
+            }
+            for gap in found.gaps
+        ],
+    }
+
+
+def _report_row(report: PartitionReport) -> dict[str, Any]:
+    return {
+        "topic": report.partition.topic,
+        "partition": report.partition.partition,
+        "segments": report.segments,
+        "size_bytes": report.size_bytes,
+        "records": report.records,
+        "gap_offsets": report.gap_offsets,
+        "faults": list(report.faults),
+    }
+
+
+def _time(milliseconds: int) -> str:
+    if milliseconds < 0:
+        return _NO_TIME
+    try:
+        moment = datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,5 @@
+"""placeholder."""
+
+
+def demo() -> None:
+    """Run the demo."""

@@ -1,0 +1,41 @@
+"""The daemon's log on standard error: JSON lines, or readable text for a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+import structlog
+
+if TYPE_CHECKING:
+    from tieringd.config.model import LogConfig
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+def configure_logging(config: LogConfig) -> None:
+    """Send structured events, and the libraries' warnings, to standard error."""
+    renderer: structlog.typing.Processor
+    if config.format == "json":
+        renderer = structlog.processors.JSONRenderer()
+        tracebacks: structlog.typing.Processor = structlog.processors.dict_tracebacks
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        tracebacks = structlog.processors.ExceptionPrettyPrinter(file=sys.stderr)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            tracebacks,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.level]),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
+    # These log each lost connection; the errors that reach us say it once, with what to do.
+    for chatty in ("aiokafka", "botocore", "aiobotocore"):
+        logging.getLogger(chatty).setLevel(logging.CRITICAL)

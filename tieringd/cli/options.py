@@ -1,0 +1,71 @@
+"""Options and helpers that several commands share."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tieringd.config import load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Sequence
+
+    from tieringd.config import Config
+
+T = TypeVar("T")
+
+
+class OutputFormat(StrEnum):
+    """How a command prints data."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+ConfigFile = Annotated[
+    Path, typer.Option("--config", "-c", help="The configuration file.", envvar="TIERINGD_CONFIG")
+]
+Format = Annotated[OutputFormat, typer.Option("--format", "-f", help="Print a table, or JSON.")]
+
+
+def loaded(path: Path) -> Config:
+    """Return the configuration in *path*, with ${NAME} taken from the environment."""
+    return load_config(path, environ=os.environ)
+
+
+def run_async(work: Coroutine[Any, Any, T]) -> T:
+    """Run *work* on a loop of its own; the standard loop reads from stores faster than uvloop."""
+    return asyncio.run(work)
+
+
+def print_json(document: object) -> None:
+    """Print *document* as JSON on standard output."""
+    typer.echo(json.dumps(document, indent=2))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print *rows* under *columns*; numbers to the right. Never cut when piped."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for position, column in enumerate(columns):
+        is_number = all(isinstance(row[position], int) for row in rows) and bool(rows)
+        table.add_column(column, justify="right" if is_number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+    console = Console()
+    console = console if console.is_terminal else Console(width=10_000)
+    console.print(table, soft_wrap=True)
+
+
+def print_fields(fields: Sequence[tuple[str, object]]) -> None:
+    """Print names and values in two columns."""
+    width = max((len(name) for name, _ in fields), default=0)
+    for name, value in fields:
+        typer.echo(f"{name:<{width}}  {'-' if value is None else value}")

@@ -1,0 +1,132 @@
+"""`tieringd read`: records of the archive as JSON, one a line."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from contextlib import aclosing
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tieringd.cli.options import ConfigFile, loaded, run_async
+from tieringd.daemon.assembly import opened_archive
+from tieringd.metrics import Metrics
+
+if TYPE_CHECKING:
+    from tieringd.config import Config
+    from tieringd.formats.records import Record
+    from tieringd.model.manifest import Gap
+
+_TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
+
+
+class Isolation(StrEnum):
+    """Which records are visible."""
+
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+
+
+class RecordFormat(StrEnum):
+    """How records are printed."""
+
+    JSON = "json"
+    TEXT = "text"
+
+
+def read(
+    topic: Annotated[str, typer.Argument(help="The topic's name.")],
+    config: ConfigFile,
+    partition: Annotated[int, typer.Option("--partition", "-p", help="The partition's number.", min=0)],
+    offset: Annotated[int | None, typer.Option(help="Begin at this offset.", min=0)] = None,
+    timestamp: Annotated[
+        int | None, typer.Option(help="Begin at the first record of this time, in ms since the epoch.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="Print at most this many records.", min=0)] = None,
+    isolation: Annotated[
+        Isolation, typer.Option(help="Leave out aborted transactions, or not.")
+    ] = Isolation.READ_UNCOMMITTED,
+    output: Annotated[
+        RecordFormat, typer.Option("--format", "-f", help="JSON: keys and values in base64.")
+    ] = RecordFormat.JSON,
+) -> None:
+    """Print archived records, one a line, from the first archived offset or where told to begin."""
+    if offset is not None and timestamp is not None:
+        raise typer.BadParameter("give --offset or --timestamp, not both")
+    run_async(
+        _read(
+            loaded(config),
+            topic,
+            partition,
+            offset=offset,
+            timestamp_ms=timestamp,
+            count=count,
+            read_committed=isolation is Isolation.READ_COMMITTED,
+            as_json=output is RecordFormat.JSON,
+        )
+    )
+
+
+async def _read(
+    config: Config,
+    topic: str,
+    partition: int,
+    *,
+    offset: int | None,
+    timestamp_ms: int | None,
+    count: int | None,
+    read_committed: bool,
+    as_json: bool,
+) -> None:
+    async with opened_archive(config, Metrics()) as archive:
+        manifest = await archive.catalog.partition(topic, partition)
+        if timestamp_ms is not None:
+            offset = await archive.records.offset_for_time(manifest, timestamp_ms)
+        left = count
+        if left == 0:
+            return
+        records = archive.records.records(
+            manifest, from_offset=offset or 0, read_committed=read_committed, on_gap=_report_gap
+        )
+        async with aclosing(records):
+            async for record in records:
+                document = _document(topic, partition, record)
+                sys.stdout.write(json.dumps(document) + "\n" if as_json else _line(record))
+                if left is not None:
+                    left -= 1
+                    if left == 0:
+                        break
+        sys.stdout.flush()
+
+
+def _document(topic: str, partition: int, record: Record) -> dict[str, Any]:
+    return {
+        "topic": topic,
+        "partition": partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+        "timestamp_type": _TIMESTAMP_TYPES[record.timestamp_type],
+        "key": _base64(record.key),
+        "value": _base64(record.value),
+        "headers": [[name, _base64(value)] for name, value in record.headers],
+    }
+
+
+def _line(record: Record) -> str:
+    def text(data: bytes | None) -> str:
+        return "null" if data is None else data.decode(errors="backslashreplace")
+
+    return f"{record.offset}\t{record.timestamp_ms}\t{text(record.key)}\t{text(record.value)}\n"
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()
+
+
+def _report_gap(gap: Gap) -> None:
+    typer.echo(
+        f"gap: offsets {gap.base_offset} to {gap.last_offset} are not archived: {gap.reason}", err=True
+    )

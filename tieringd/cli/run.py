@@ -1,0 +1,50 @@
+"""`tieringd run`: the daemon, or one pass of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import uvloop
+
+from tieringd.cli.logging import configure_logging
+from tieringd.cli.options import ConfigFile, loaded
+from tieringd.daemon.app import run_daemon, run_once
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+
+def run(
+    config: ConfigFile,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Upload all that is eligible, trim, and exit; 0 when nothing is left."),
+    ] = False,
+) -> None:
+    """Archive the partitions that the broker beside us leads."""
+    loaded_config = loaded(config)
+    configure_logging(loaded_config.log)
+    if not once:
+        _on_uvloop(run_daemon(loaded_config))
+        return
+    statuses = _on_uvloop(run_once(loaded_config))
+    failed = {one: status for one, status in statuses.items() if status.fault or status.pending_segments}
+    uploaded = sum(status.uploaded for status in statuses.values())
+    trimmed = sum(status.trimmed for status in statuses.values())
+    typer.echo(
+        f"{len(statuses)} partitions: {uploaded} segments uploaded, {trimmed} trimmed, "
+        f"{len(failed)} partitions with something left",
+        err=True,
+    )
+    for leadership, status in sorted(failed.items(), key=lambda item: item[0].partition):
+        reason = status.fault or f"{status.pending_segments} eligible segments are not uploaded"
+        typer.echo(f"  {leadership.partition}: {reason}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _on_uvloop(work: Coroutine[Any, Any, Any]) -> Any:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)

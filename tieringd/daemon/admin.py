@@ -1,0 +1,117 @@
+"""
+The admin page: /metrics, /healthz, /readyz and /status over HTTP.
+
+Healthy means that the event loop answers. Ready means that the last round of reconciliation
+went well. It shows and changes nothing, and has no login: it listens on this host by default.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import structlog
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from tieringd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tieringd.config.model import AdminConfig
+    from tieringd.metrics import Metrics
+    from tieringd.services.reconciler import Reconciler
+
+log = structlog.get_logger(__name__)
+
+
+class AdminPage:
+    """The handlers, over the parts they show."""
+
+    def __init__(self, metrics: Metrics, reconciler: Reconciler) -> None:
+        self._metrics = metrics
+        self._reconciler = reconciler
+
+    def application(self) -> web.Application:
+        """Return the routes."""
+        application = web.Application()
+        application.add_routes(
+            [
+                web.get("/metrics", self.metrics),
+                web.get("/healthz", self.healthz),
+                web.get("/readyz", self.readyz),
+                web.get("/status", self.status),
+            ]
+        )
+        return application
+
+    async def metrics(self, _request: web.Request) -> web.Response:
+        """Serve the metrics in Prometheus' text format."""
+        return web.Response(
+            body=generate_latest(self._metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+    async def healthz(self, _request: web.Request) -> web.Response:
+        """Say that the process answers."""
+        return web.Response(text="ok\n")
+
+    async def readyz(self, _request: web.Request) -> web.Response:
+        """Say whether rounds go well, and if not, why."""
+        if self._reconciler.fault:
+            return web.Response(status=503, text=f"{self._reconciler.fault}\n")
+        if self._reconciler.rounds == 0:
+            return web.Response(status=503, text="the first round of reconciliation has not ended yet\n")
+        return web.Response(text="ok\n")
+
+    async def status(self, _request: web.Request) -> web.Response:
+        """Serve what each archiver does, as JSON."""
+        partitions = [
+            {
+                "topic": leadership.partition.topic,
+                "partition": leadership.partition.partition,
+                "leader_epoch": leadership.leader_epoch,
+                "uploaded": status.uploaded,
+                "trimmed": status.trimmed,
+                "pending_segments": status.pending_segments,
+                "fault": status.fault or None,
+            }
+            for leadership, status in sorted(
+                self._reconciler.statuses().items(), key=lambda item: item[0].partition
+            )
+        ]
+        return web.json_response(
+            {
+                "rounds": self._reconciler.rounds,
+                "problems": self._reconciler.problems,
+                "partitions": partitions,
+            }
+        )
+
+
+@asynccontextmanager
+async def serving(config: AdminConfig, metrics: Metrics, reconciler: Reconciler) -> AsyncIterator[None]:
+    """
+    Serve the admin page for the time of the context.
+
+    Raises:
+        ConfigError: The address cannot be listened on.
+    """
+    if not config.enabled:
+        yield
+        return
+    runner = web.AppRunner(AdminPage(metrics, reconciler).application(), access_log=None)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, config.host, config.port).start()
+        except OSError as error:
+            raise ConfigError(
+                f"the admin page cannot listen on {config.host}:{config.port}: {error.strerror}",
+                hint="Choose another admin.port, or 0 to let the system pick one",
+            ) from error
+        host, port = runner.addresses[0][:2]
+        log.info("admin page listens", host=host, port=port)
+        yield
+    finally:
+        await runner.cleanup()

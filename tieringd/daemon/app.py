@@ -1,0 +1,184 @@
+"""
+The daemon's life, readable from top to bottom: open, serve, run until told to stop, close.
+
+SIGTERM and SIGINT ask it to stop: uploads in hand are finished and committed, within
+`shutdown_timeout_ms`. A second signal does not wait. Whatever is cut off then is at most an
+object that no manifest names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.broker.watch import DirectoryWatch
+from tieringd.daemon.admin import serving
+from tieringd.daemon.assembly import assembled
+from tieringd.errors import StorageUnavailable
+from tieringd.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import DaemonParts
+    from tieringd.model.partition import Leadership
+    from tieringd.services.reconciler import PartitionStatus
+
+log = structlog.get_logger(__name__)
+
+_HINT_PAUSE_SECONDS = 0.2
+"""Directory events come in bursts: a roll makes four files. One round answers for all of them."""
+
+
+async def run_daemon(config: Config) -> None:
+    """
+    Run until a signal asks to stop.
+
+    Raises:
+        ConfigError: The configuration cannot be used on this host.
+        StorageError: The bucket does not exist, or the credentials are refused.
+    """
+    metrics = Metrics()
+    async with (
+        assembled(config, metrics) as parts,
+        serving(config.admin, metrics, parts.reconciler),
+    ):
+        _report_start(config, parts)
+        _measure_oldest_upload(metrics, parts)
+        await _check_store(parts)
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        with _signals(stop, hurry):
+            await _run_until_stopped(config, parts, stop, hurry)
+    log.info("stopped")
+
+
+async def run_once(config: Config) -> dict[Leadership, PartitionStatus]:
+    """
+    Upload all that is eligible, trim what may go, and return how each partition stands.
+
+    A signal ends the work after the segments in hand. Raises as `run_daemon` does, and the
+    error of a round that could not look at the broker or the log directories.
+    """
+    metrics = Metrics()
+    async with assembled(config, metrics) as parts:
+        _report_start(config, parts)
+        await parts.archive.store.list_page("meta/", limit=1)
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        with _signals(stop, hurry):
+            work = asyncio.create_task(parts.reconciler.run_once())
+            stopper = asyncio.create_task(_stop_on(stop, parts))
+            try:
+                return await work
+            finally:
+                stopper.cancel()
+                with suppress(asyncio.CancelledError):
+                    await stopper
+
+
+async def _run_until_stopped(
+    config: Config, parts: DaemonParts, stop: asyncio.Event, hurry: asyncio.Event
+) -> None:
+    watch = DirectoryWatch([str(path) for path in config.broker.log_dirs])
+    reconciling = asyncio.create_task(parts.reconciler.run())
+    helpers: list[asyncio.Task[object]] = [
+        asyncio.create_task(_stop_on(stop, parts)),
+        asyncio.create_task(_pass_hints(watch, parts)),
+    ]
+    try:
+        stopping = asyncio.create_task(stop.wait())
+        helpers.append(stopping)
+        await asyncio.wait({reconciling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not reconciling.done():
+            await _finish(config, reconciling, hurry)
+        await reconciling
+    finally:
+        for helper in helpers:
+            helper.cancel()
+        await asyncio.gather(*helpers, return_exceptions=True)
+        watch.close()
+
+
+async def _finish(config: Config, reconciling: asyncio.Task[None], hurry: asyncio.Event) -> None:
+    """Give the uploads in hand their time; then, or on a second signal, cut them off."""
+    log.info("stopping: finishing the uploads in hand", deadline_ms=config.shutdown_timeout_ms)
+    hurrying = asyncio.create_task(hurry.wait())
+    await asyncio.wait(
+        {reconciling, hurrying},
+        timeout=config.shutdown_timeout_ms / 1000,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    hurrying.cancel()
+    if not reconciling.done():
+        log.warning("stopping without finishing: what was not committed is uploaded again next time")
+        reconciling.cancel()
+        with suppress(asyncio.CancelledError):
+            await reconciling
+
+
+async def _stop_on(stop: asyncio.Event, parts: DaemonParts) -> None:
+    await stop.wait()
+    parts.reconciler.stop()
+
+
+async def _pass_hints(watch: DirectoryWatch, parts: DaemonParts) -> None:
+    """Follow the directories of archived partitions, and bring the next round forward on changes."""
+    while True:
+        watch.follow(parts.reconciler.paths())
+        try:
+            async with asyncio.timeout(parts.reconciler.interval_seconds):
+                await watch.changes()
+        except TimeoutError:
+            continue
+        await asyncio.sleep(_HINT_PAUSE_SECONDS)
+        parts.reconciler.hint()
+
+
+async def _check_store(parts: DaemonParts) -> None:
+    """Fail at once where an operator must act; a store that is away now may come back."""
+    try:
+        await parts.archive.store.list_page("meta/", limit=1)
+    except StorageUnavailable as error:
+        log.warning("object store does not answer yet", error=str(error))
+
+
+def _report_start(config: Config, parts: DaemonParts) -> None:
+    for warning in config.warnings:
+        log.warning("configuration", warning=warning)
+    log.info(
+        "starting",
+        broker=config.broker.kind,
+        log_dirs=[str(path) for path in config.broker.log_dirs],
+        backend=config.backend,
+        writer_id=parts.writer_id,
+    )
+
+
+def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
+    loop = asyncio.get_running_loop()
+
+    def age_seconds() -> float:
+        started = parts.archive.store.oldest_put_started
+        return 0.0 if started is None else loop.time() - started
+
+    metrics.oldest_upload_seconds.set_function(age_seconds)
+
+
+@contextmanager
+def _signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

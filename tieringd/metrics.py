@@ -1,0 +1,114 @@
+"""
+Every metric in one list: name, labels, unit, meaning.
+
+Gauges that change with each round carry topic and partition; counters carry the topic only,
+so that ten thousand partitions do not become a hundred thousand series. Services get a
+`Metrics` and call its fields; nothing else in the package knows the metrics library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+if TYPE_CHECKING:
+    from tieringd.model.partition import TopicPartition
+
+_PARTITION = ("topic", "partition")
+_REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Metrics:
+    """The metrics of one daemon, in a registry of their own."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        gauge, counter = self._gauge, self._counter
+
+        self.pending_bytes = gauge(
+            "upload_pending_bytes", "Bytes of closed, stable segments that are not durable yet", _PARTITION
+        )
+        self.pending_segments = gauge(
+            "upload_pending_segments", "Closed, stable segments that are not durable yet", _PARTITION
+        )
+        self.archiver_pending = Gauge(
+            "vectorized_ntp_archiver_pending",
+            "Offsets between the archive's end and the log's end (Redpanda's name)",
+            ("namespace", *_PARTITION),
+            registry=self.registry,
+        )
+        self.lag_seconds = gauge(
+            "upload_lag_seconds", "Age of the oldest closed segment that is not durable yet", _PARTITION
+        )
+        self.next_offset = gauge(
+            "archive_next_offset", "First offset that the manifest does not cover", _PARTITION
+        )
+        self.gap_offsets = gauge(
+            "archive_gap_offsets", "Offsets recorded as lost before they could be copied", _PARTITION
+        )
+        self.led_partitions = gauge("led_partitions", "Partitions that this daemon archives")
+        self.quarantined_partitions = gauge(
+            "quarantined_partitions", "Partitions held back because their local data is corrupt"
+        )
+        self.fenced_partitions = gauge(
+            "fenced_partitions", "Partitions that another daemon has taken over under the same leader epoch"
+        )
+        self.unreadable_paths = gauge(
+            "unreadable_paths", "Files and directories the last scan could not read"
+        )
+
+        self.uploads = counter("uploads", "Segments made durable", ("topic",))
+        self.upload_bytes = counter("upload_bytes", "Bytes of segments made durable", ("topic",))
+        self.upload_failures = counter("upload_failures", "Archiver steps that failed", ("topic", "error"))
+        self.manifest_commits = counter("manifest_commits", "Manifests stored", ("topic",))
+        self.trims = counter("trimmed_segments", "Local segments let go", ("topic",))
+        self.trimmed_bytes = counter("trimmed_bytes", "Bytes of local segments let go", ("topic",))
+        self.trim_failures = counter("trim_failures", "Trims that were refused or failed", ("topic", "error"))
+        self.gaps = counter("archive_gaps", "Gaps recorded in manifests", ("topic",))
+
+        self.store_requests = counter(
+            "store_requests", "Object store requests by outcome", ("operation", "outcome")
+        )
+        self.store_bytes = counter("store_bytes", "Bytes of object store request bodies", ("operation",))
+        self.store_seconds = Histogram(
+            "tieringd_store_request_seconds",
+            "Duration of object store requests, one attempt each",
+            ("operation",),
+            buckets=_REQUEST_SECONDS,
+            registry=self.registry,
+        )
+        self.oldest_upload_seconds = gauge(
+            "oldest_upload_in_flight_seconds", "Age of the oldest upload in flight, 0 when there is none"
+        )
+        self.reconcile_seconds = gauge("reconcile_last_duration_seconds", "Duration of the last round")
+        self.reconciled_at = gauge(
+            "reconcile_last_success_timestamp_seconds", "When the last round ended well, in Unix time"
+        )
+
+    def forget_partition(self, partition: TopicPartition) -> None:
+        """Drop the series of a partition that this daemon no longer archives."""
+        labels = (partition.topic, str(partition.partition))
+        for series in (
+            self.pending_bytes,
+            self.pending_segments,
+            self.lag_seconds,
+            self.next_offset,
+            self.gap_offsets,
+        ):
+            series.remove_by_labels(dict(zip(_PARTITION, labels, strict=True)))
+        self.archiver_pending.remove_by_labels(
+            {"namespace": "kafka", **dict(zip(_PARTITION, labels, strict=True))}
+        )
+
+    def record_store_request(self, operation: str, outcome: str, seconds: float, size_bytes: int) -> None:
+        """Count one attempt of an object store request."""
+        self.store_requests.labels(operation, outcome).inc()
+        self.store_seconds.labels(operation).observe(seconds)
+        self.store_bytes.labels(operation).inc(size_bytes)
+
+    def _gauge(self, name: str, meaning: str, labels: tuple[str, ...] = ()) -> Gauge:
+        return Gauge(f"tieringd_{name}", meaning, labels, registry=self.registry)
+
+    def _counter(self, name: str, meaning: str, labels: tuple[str, ...]) -> Counter:
+        return Counter(f"tieringd_{name}", meaning, labels, registry=self.registry)

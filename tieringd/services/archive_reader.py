@@ -1,0 +1,145 @@
+"""
+Reading stored segments: object, index and offset in; checked record batches out.
+
+Ranges are fetched from the index entry at or before the wanted offset, one chunk ahead of
+what is being looked at. Every batch's CRC is checked, whoever asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tieringd.model.segment import SegmentIndex
+    from tieringd.storage.base import ObjectStore
+
+CHUNK_BYTES = 8 << 20
+"""Large enough that a request's fixed cost does not show, small enough to hold two of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A record batch as it is stored."""
+
+    header: BatchHeader
+    data: memoryview
+    """The whole batch, header included; valid for as long as someone holds it."""
+    position: int
+    """In the data object."""
+
+
+class ArchiveReader:
+    """Read data objects of a store. Keeps no state; readers may run side by side."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def batches(
+        self, key: str, index: SegmentIndex, *, from_offset: int, chunk_bytes: int = CHUNK_BYTES
+    ) -> AsyncGenerator[Batch]:
+        """
+        Yield the batches of one data object from the one that holds *from_offset* on.
+
+        Raises:
+            ObjectNotFound: The object has gone: look at the manifest again.
+            CorruptDataError: The object is shorter than its index says, or a batch is wrong.
+        """
+        position = floor_position(index, from_offset)
+        async for view, start in self._chunks(key, position, index.size_bytes, chunk_bytes):
+            at = 0
+            while at < len(view):
+                header = _checked_header(view, at, key, start)
+                data = view[at : at + header.size_bytes]
+                if header.last_offset >= from_offset:
+                    yield Batch(header, data, start + at)
+                at += header.size_bytes
+
+    async def _chunks(
+        self, key: str, position: int, end: int, chunk_bytes: int
+    ) -> AsyncGenerator[tuple[memoryview, int]]:
+        """Yield runs of whole batches with their position, fetching one run ahead."""
+        held = b""
+        ahead: asyncio.Task[bytes] | None = None
+        fetched_to = position
+        try:
+            while fetched_to < end:
+                size_bytes = min(chunk_bytes, end - fetched_to)
+                if ahead is None:
+                    chunk = await self._fetch(key, fetched_to, size_bytes)
+                else:
+                    chunk = await ahead
+                fetched_to += len(chunk)
+                following = min(chunk_bytes, end - fetched_to)
+                ahead = (
+                    asyncio.get_running_loop().create_task(self._fetch(key, fetched_to, following))
+                    if following
+                    else None
+                )
+                held = held + chunk if held else chunk
+                whole = whole_batches_bytes(held)
+                if whole:
+                    yield memoryview(held)[:whole], fetched_to - len(held)
+                    held = held[whole:]
+            if held:
+                raise CorruptDataError(
+                    f"the last batch is cut short: {len(held)} bytes are left over",
+                    source=key,
+                    position=end - len(held),
+                )
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
+
+    async def _fetch(self, key: str, position: int, size_bytes: int) -> bytes:
+        data = await self._store.get_range(key, position=position, size_bytes=size_bytes)
+        if len(data) != size_bytes:
+            raise CorruptDataError(
+                f"the object ends {size_bytes - len(data)} bytes before its index says",
+                source=key,
+                position=position + len(data),
+            )
+        return data
+
+
+def _checked_header(view: memoryview, at: int, key: str, start: int) -> BatchHeader:
+    """Return the header of the batch at *at* of a view that begins at byte *start* of the object."""
+    try:
+        header = parse_header(view, at)
+        check_crc(view, header, at)
+    except CorruptDataError as error:
+        raise CorruptDataError(
+            error.message, source=key, position=start + at, offset=error.offset, hint=error.hint
+        ) from error
+    return header
+
+
+def floor_position(index: SegmentIndex, offset: int) -> int:
+    """Return the position of the last index entry at or before *offset*; 0 when none is."""
+    row = bisect_right(index.entries, offset, key=lambda entry: entry.offset) - 1
+    return index.entries[row].position if row >= 0 else 0
+
+
+def offset_at_or_after_time(index: SegmentIndex, timestamp_ms: int) -> int:
+    """Return an offset at or before the first record with *timestamp_ms* or later, for a scan to start."""
+    earlier = [entry for entry in index.entries if entry.max_timestamp_ms < timestamp_ms]
+    return earlier[-1].offset if earlier else index.base_offset
+
+
+def whole_batches_bytes(data: bytes) -> int:
+    """Return how many bytes at the start of *data* are whole batches."""
+    at = 0
+    while at + HEADER_BYTES <= len(data):
+        size_bytes = 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+        if at + size_bytes > len(data):
+            break
+        at += size_bytes
+    return at

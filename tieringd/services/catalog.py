@@ -1,0 +1,96 @@
+"""
+The catalog: what a bucket holds, found out from the bucket alone.
+
+Topic manifests lie under one prefix and lead to partition manifests. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.errors import ObjectNotFound
+from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, parse_topic_manifest_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tieringd.formats.object_keys import TopicKey
+    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.services.manifest_store import ManifestStore
+    from tieringd.storage.base import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedTopic:
+    """A topic and the manifests of those of its partitions that have one."""
+
+    topic: TopicManifest
+    partitions: tuple[PartitionManifest, ...]
+
+
+class Catalog:
+    """List and find what a bucket holds. Keeps no state."""
+
+    def __init__(self, store: ObjectStore, manifests: ManifestStore) -> None:
+        self._store = store
+        self._manifests = manifests
+
+    async def topics(self) -> AsyncIterator[TopicManifest]:
+        """Yield every topic of every cluster, by cluster and name."""
+        async for key in self._topic_keys():
+            manifest = await self._manifests.load_topic(key)
+            if manifest is not None:
+                yield manifest
+
+    async def topic(self, name: str) -> ArchivedTopic:
+        """
+        Return a topic with its partitions; of several incarnations, the latest.
+
+        Raises:
+            ObjectNotFound: The bucket has no topic of this name.
+        """
+        found = [
+            manifest
+            async for key in self._topic_keys()
+            if key.topic == name and (manifest := await self._manifests.load_topic(key)) is not None
+        ]
+        if not found:
+            raise ObjectNotFound(
+                f"the bucket holds no topic named {name}",
+                hint="`tieringd archive topics` lists what it holds",
+            )
+        latest = max(found, key=lambda manifest: manifest.created_at_ms)
+        return await self.with_partitions(latest)
+
+    async def with_partitions(self, topic: TopicManifest) -> ArchivedTopic:
+        """Return *topic* with the manifests of its partitions."""
+        loaded = [(await self._manifests.load(one)).manifest for one in topic.partitions()]
+        return ArchivedTopic(topic, tuple(manifest for manifest in loaded if manifest is not None))
+
+    async def partition(self, name: str, number: int) -> PartitionManifest:
+        """
+        Return the manifest of one partition.
+
+        Raises:
+            ObjectNotFound: The bucket has no such topic, or nothing of this partition.
+        """
+        archived = await self.topic(name)
+        for manifest in archived.partitions:
+            if manifest.partition.partition == number:
+                return manifest
+        numbers = ", ".join(str(one.partition.partition) for one in archived.partitions) or "none"
+        raise ObjectNotFound(f"the bucket holds nothing of {name}-{number}; partitions archived: {numbers}")
+
+    async def _topic_keys(self) -> AsyncIterator[TopicKey]:
+        start_after: str | None = None
+        while True:
+            page = await self._store.list_page(TOPIC_MANIFESTS_PREFIX, start_after=start_after)
+            for info in page.objects:
+                key = parse_topic_manifest_key(info.key)
+                if key is not None:
+                    yield key
+            start_after = page.next_start_after
+            if start_after is None:
+                return

@@ -1,0 +1,198 @@
+"""
+Reading and committing manifests: every write is a compare-and-swap.
+
+A commit names the version it was made from. When that version is no longer the stored one,
+someone else has written: the writer is fenced and stops. A commit whose outcome is unknown is
+looked up, and recognised by the writer id and commit number inside the stored manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+from crc32c import crc32c
+
+from tieringd.errors import (
+    CorruptDataError,
+    FencedError,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+)
+from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
+from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
+from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
+from tieringd.storage.base import IfAbsent, IfVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.storage.base import ObjectStore
+
+log = structlog.get_logger(__name__)
+
+TOPIC_MANIFEST_TRIES = 16
+"""Daemons that see a new topic at once take turns; each turn one of them succeeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredManifest:
+    """A manifest as the bucket holds it, and the version to swap it by."""
+
+    manifest: PartitionManifest | None
+    """None when the bucket holds none."""
+    version: str | None
+
+
+class ManifestStore:
+    """
+    The manifests of a bucket, for one writer.
+
+    One per daemon process, shared by its archivers; it keeps no state but the last commit
+    number. Cancelling a commit is safe: the next load shows whether it took effect.
+    """
+
+    def __init__(self, store: ObjectStore, *, writer_id: str, now_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._writer_id = writer_id
+        self._now_ms = now_ms
+        self._last_commit_number = 0
+
+    async def load(self, partition: TopicIdPartition) -> StoredManifest:
+        """
+        Read a partition's manifest.
+
+        Raises:
+            CorruptDataError: The stored bytes are not a manifest, or not this partition's.
+        """
+        key = manifest_key(partition)
+        try:
+            data, info = await self._store.get(key)
+        except ObjectNotFound:
+            return StoredManifest(None, None)
+        try:
+            manifest = decode_manifest(data)
+        except CorruptDataError as error:
+            raise error.located(key) from error
+        if manifest.partition != partition:
+            raise CorruptDataError(
+                f"the manifest of {manifest.partition} lies where {partition}'s should", source=key
+            )
+        return StoredManifest(manifest, info.version)
+
+    async def commit(
+        self, stored: StoredManifest, manifest: PartitionManifest, *, leader_epoch: int
+    ) -> StoredManifest:
+        """
+        Replace *stored* by *manifest*, under the leader epoch this broker holds now.
+
+        Raises:
+            FencedError: A newer leader epoch, or another writer, owns the manifest.
+            StorageUnavailable: Nothing is known to have changed; load again and go on from there.
+        """
+        if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch:
+            raise _fenced(stored.manifest, leader_epoch)
+        # A number is never used twice, so a late effect of an earlier attempt cannot pass for this one.
+        self._last_commit_number = 1 + max(
+            self._last_commit_number, stored.manifest.commit_number if stored.manifest else 0
+        )
+        signed = manifest.committed(
+            writer_id=self._writer_id,
+            leader_epoch=leader_epoch,
+            commit_number=self._last_commit_number,
+            now_ms=self._now_ms(),
+        )
+        data = encode_manifest(signed)
+        condition = IfAbsent() if stored.version is None else IfVersion(stored.version)
+        try:
+            info = await self._store.put(
+                manifest_key(signed.partition), data, crc32c=crc32c(data), condition=condition
+            )
+        except PreconditionFailed:
+            return await self._after_lost_swap(signed)
+        except StorageUnavailable as error:
+            if not error.outcome_unknown:
+                raise
+            return await self._after_unknown_outcome(stored, signed, error)
+        return StoredManifest(signed, info.version)
+
+    async def _after_lost_swap(self, signed: PartitionManifest) -> StoredManifest:
+        """Tell a commit of our own that took effect from one of another writer."""
+        found = await self.load(signed.partition)
+        if found.manifest == signed:
+            return found
+        if found.manifest is not None and found.manifest.writer_id == self._writer_id:
+            raise StorageUnavailable(
+                f"an earlier commit of {signed.partition} took effect late; reading the manifest again"
+            )
+        if found.manifest is None:
+            raise FencedError(
+                f"the manifest of {signed.partition} was removed from the bucket while this daemon used it",
+                hint="Find out who deletes objects there before you restart tieringd",
+            )
+        raise _fenced(found.manifest, signed.leader_epoch)
+
+    async def _after_unknown_outcome(
+        self, stored: StoredManifest, signed: PartitionManifest, error: StorageUnavailable
+    ) -> StoredManifest:
+        found = await self.load(signed.partition)
+        if found.manifest == signed:
+            log.info("commit took effect although its answer was lost", partition=str(signed.partition))
+            return found
+        if found.version == stored.version:
+            raise error
+        return await self._after_lost_swap(signed)
+
+    async def load_topic(self, key: TopicKey) -> TopicManifest | None:
+        """Read a topic's manifest; None when the bucket holds none."""
+        return (await self._load_topic(key))[0]
+
+    async def ensure_topic(self, key: TopicKey, *, partition_count: int) -> None:
+        """
+        See that the topic's manifest exists and counts at least *partition_count* partitions.
+
+        Raises:
+            StorageUnavailable: Other daemons kept changing it; try again in the next round.
+        """
+        for _ in range(TOPIC_MANIFEST_TRIES):
+            found, version = await self._load_topic(key)
+            if found is not None and found.partition_count >= partition_count:
+                return
+            created_at_ms = found.created_at_ms if found else self._now_ms()
+            wanted = TopicManifest(key, partition_count=partition_count, created_at_ms=created_at_ms)
+            data = encode_topic_manifest(wanted)
+            condition = IfAbsent() if version is None else IfVersion(version)
+            try:
+                await self._store.put(topic_manifest_key(key), data, crc32c=crc32c(data), condition=condition)
+            except PreconditionFailed:
+                continue
+            return
+        raise StorageUnavailable(f"the manifest of topic {key.topic} is being changed by other daemons")
+
+    async def _load_topic(self, key: TopicKey) -> tuple[TopicManifest | None, str | None]:
+        object_key = topic_manifest_key(key)
+        try:
+            data, info = await self._store.get(object_key)
+        except ObjectNotFound:
+            return None, None
+        try:
+            return decode_topic_manifest(data), info.version
+        except CorruptDataError as error:
+            raise error.located(object_key) from error
+
+
+def _fenced(owner: PartitionManifest, leader_epoch: int) -> FencedError:
+    if owner.leader_epoch > leader_epoch:
+        return FencedError(
+            f"leader epoch {owner.leader_epoch} owns the manifest of {owner.partition}, and this daemon "
+            f"holds epoch {leader_epoch}: it no longer archives the partition"
+        )
+    return FencedError(
+        f"another daemon (writer {owner.writer_id}) archives {owner.partition} under the same leader epoch "
+        f"{leader_epoch}: this one has stopped archiving it",
+        hint="Run one tieringd for each broker and log directory, then restart this one",
+    )

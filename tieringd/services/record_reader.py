@@ -1,0 +1,121 @@
+"""
+Reading records of the archive: by offset or by time, in either isolation level.
+
+Records come in offset order, from one segment after another. A recorded gap that is read
+across is handed to the caller, never passed over in silence.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.object_keys import data_key
+from tieringd.formats.records import iter_records
+from tieringd.formats.transactions import ReadCommittedFilter
+from tieringd.services.archive_reader import offset_at_or_after_time
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterator
+
+    from tieringd.formats.records import Record
+    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.segment import RemoteSegment, SegmentIndex
+    from tieringd.services.archive_reader import ArchiveReader, Batch
+    from tieringd.services.remote_log import RemoteLog
+
+
+class RecordReader:
+    """Read the records that a manifest names. Keeps no state; readers may run side by side."""
+
+    def __init__(self, remote_log: RemoteLog, reader: ArchiveReader) -> None:
+        self._remote_log = remote_log
+        self._reader = reader
+
+    async def records(
+        self,
+        manifest: PartitionManifest,
+        *,
+        from_offset: int,
+        read_committed: bool,
+        on_gap: Callable[[Gap], None],
+    ) -> AsyncGenerator[Record]:
+        """
+        Yield the records from *from_offset* to the archive's end.
+
+        With *read_committed*, records of aborted transactions are left out; nothing undecided
+        is ever in the archive. Control records are not records.
+
+        Raises:
+            ObjectNotFound: A segment has gone: read the manifest again and go on.
+            CorruptDataError: Stored bytes are wrong; the error names the object and position.
+        """
+        gaps = [gap for gap in manifest.gaps if gap.last_offset >= from_offset]
+        for row in range(manifest.segments.row_at_or_after(from_offset), len(manifest.segments)):
+            segment = manifest.segments[row]
+            while gaps and gaps[0].base_offset < segment.base_offset:
+                on_gap(gaps.pop(0))
+            async for record in self._segment_records(
+                manifest, segment, from_offset=from_offset, read_committed=read_committed
+            ):
+                yield record
+        for gap in gaps:
+            on_gap(gap)
+
+    async def offset_for_time(self, manifest: PartitionManifest, timestamp_ms: int) -> int:
+        """
+        Return the offset of the first record with *timestamp_ms* or later.
+
+        It is the archive's next offset when no archived record is as late.
+        """
+        times = manifest.segments.column("max_timestamp_ms")
+        for row in range(len(manifest.segments)):
+            if times[row] >= timestamp_ms:
+                segment = manifest.segments[row]
+                index = await self._remote_log.index_of(manifest.partition, segment)
+                async for record in self._records_of(
+                    manifest,
+                    segment,
+                    index,
+                    from_offset=offset_at_or_after_time(index, timestamp_ms),
+                    read_committed=False,
+                ):
+                    if record.timestamp_ms >= timestamp_ms:
+                        return record.offset
+        return manifest.next_offset
+
+    async def _segment_records(
+        self, manifest: PartitionManifest, segment: RemoteSegment, *, from_offset: int, read_committed: bool
+    ) -> AsyncGenerator[Record]:
+        index = await self._remote_log.index_of(manifest.partition, segment)
+        async for record in self._records_of(
+            manifest, segment, index, from_offset=from_offset, read_committed=read_committed
+        ):
+            yield record
+
+    async def _records_of(
+        self,
+        manifest: PartitionManifest,
+        segment: RemoteSegment,
+        index: SegmentIndex,
+        *,
+        from_offset: int,
+        read_committed: bool,
+    ) -> AsyncGenerator[Record]:
+        key = data_key(manifest.partition, segment)
+        wanted = ReadCommittedFilter(index.aborted) if read_committed else None
+        async for batch in self._reader.batches(key, index, from_offset=from_offset):
+            if batch.header.is_control or (wanted is not None and not wanted.accepts(batch.header)):
+                continue
+            for record in _records_in(batch, key):
+                if record.offset >= from_offset:
+                    yield record
+
+
+def _records_in(batch: Batch, key: str) -> Iterator[Record]:
+    try:
+        yield from iter_records(batch.data)
+    except CorruptDataError as error:
+        raise CorruptDataError(
+            error.message, source=key, position=batch.position, offset=batch.header.base_offset
+        ) from error

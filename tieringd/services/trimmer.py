@@ -1,0 +1,140 @@
+"""
+Trimming one partition's local log: only what is durable, past its target, and the same bytes.
+
+The policy names what may go by bounds, size and age. Here each named file's CRC32C is compared
+with its stored copy's before the broker is asked. A file that this process uploaded, and that
+has not changed since, was read for its checksum then and is not read again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import BrokerDenied, LocalFileError, RetryableError, TieringError
+from tieringd.policies.local_retention import TrimCandidate, plan_trim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tieringd.broker.base import Broker
+    from tieringd.metrics import Metrics
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.services.observation import Observation
+    from tieringd.services.remote_log import RemoteLog
+
+log = structlog.get_logger(__name__)
+
+DENIED_PAUSE_MS = 300_000
+"""After the broker refused a trim for good, ask again this much later: someone may grant it."""
+
+
+class Trimmer:
+    """
+    Let go of one partition's local segments.
+
+    Owned by the partition's archiver and used within its step. A crash at any point is
+    harmless: what was trimmed is durable, and what was not is planned again.
+    """
+
+    def __init__(
+        self,
+        partition: TopicIdPartition,
+        *,
+        broker: Broker,
+        remote_log: RemoteLog,
+        metrics: Metrics,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._partition = partition
+        self._broker = broker
+        self._remote_log = remote_log
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._proved: dict[int, tuple[int, int, int]] = {}
+        self._denied_until_ms = 0
+
+    def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
+        """Remember that the file with *identity* has the checksum of its stored copy."""
+        self._proved[base_offset] = identity
+
+    async def trim(self, manifest: PartitionManifest, seen: Observation) -> int:
+        """Trim what *manifest*, which is in the bucket, allows; return the segments let go."""
+        if self._now_ms() < self._denied_until_ms:
+            return 0
+        plan = plan_trim(
+            seen.log,
+            manifest,
+            seen.topic.local_retention_target,
+            log_start_offset=seen.bounds.log_start_offset,
+            now_ms=self._now_ms(),
+        )
+        proved = await self._prove(plan.candidates)
+        if not proved:
+            return 0
+        before_offset = proved[-1].remote.next_offset
+        try:
+            log_start_offset = await self._broker.trim(self._partition, seen.log, before_offset=before_offset)
+        except BrokerDenied as error:
+            self._denied_until_ms = self._now_ms() + DENIED_PAUSE_MS
+            self._count_failure(error)
+            self._log.error("trim refused", before_offset=before_offset, error=str(error))
+            return 0
+        except RetryableError as error:
+            self._count_failure(error)
+            self._log.warning("trim failed", before_offset=before_offset, error=str(error))
+            return 0
+        self._note_trimmed(proved, before_offset=before_offset, log_start_offset=log_start_offset)
+        return len(proved)
+
+    async def _prove(self, candidates: Sequence[TrimCandidate]) -> list[TrimCandidate]:
+        """Return the prefix of *candidates* whose local bytes have the stored copy's checksum."""
+        proved: list[TrimCandidate] = []
+        for candidate in candidates:
+            local = candidate.local
+            if self._proved.get(local.base_offset) != local.identity:
+                if not await self._has_stored_checksum(candidate):
+                    break
+                self._proved[local.base_offset] = local.identity
+            proved.append(candidate)
+        return proved
+
+    async def _has_stored_checksum(self, candidate: TrimCandidate) -> bool:
+        local, remote = candidate.local, candidate.remote
+        try:
+            crc32c = await self._remote_log.local_crc32c(local)
+        except LocalFileError as error:
+            self._log.warning("segment cannot be compared before a trim", error=str(error))
+            return False
+        if crc32c == remote.crc32c:
+            return True
+        self._log.error(
+            "local segment differs from its stored copy; it is not trimmed",
+            base_offset=local.base_offset,
+            path=local.path,
+            local_crc32c=f"{crc32c:08x}",
+            stored_crc32c=f"{remote.crc32c:08x}",
+        )
+        return False
+
+    def _note_trimmed(
+        self, trimmed: Sequence[TrimCandidate], *, before_offset: int, log_start_offset: int
+    ) -> None:
+        size_bytes = sum(candidate.local.size_bytes for candidate in trimmed)
+        for candidate in trimmed:
+            self._proved.pop(candidate.local.base_offset, None)
+        self._metrics.trims.labels(self._partition.topic).inc(len(trimmed))
+        self._metrics.trimmed_bytes.labels(self._partition.topic).inc(size_bytes)
+        self._log.info(
+            "local log trimmed",
+            before_offset=before_offset,
+            log_start_offset=log_start_offset,
+            segments=len(trimmed),
+            size_bytes=size_bytes,
+        )
+
+    def _count_failure(self, error: TieringError) -> None:
+        self._metrics.trim_failures.labels(self._partition.topic, type(error).__name__).inc()
