@@ -29,11 +29,13 @@ kafka: .venv/.installed-dev ## Fetch Kafka's jars through Maven (into ~/.cache/t
 
 ifeq ($(BROKER),kafka)
 demo: kafka
+DEMO := python -m tests.support.kafka_demo
 else
 demo: .venv/.installed
+DEMO := tieringd demo --config config/embedded.yaml
 endif
 demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker and SeaweedFS)
-	$(BIN)/python -m tieringd demo --broker $(BROKER)
+	$(BIN)/$(DEMO)
 
 test: kafka ## Run every test, on real components
 	$(BIN)/pytest $(TESTS)

@@ -13,9 +13,11 @@ import typer
 
 from tieringd.cli.archive import archive_app
 from tieringd.cli.config import config_app
-from tieringd.cli.demo import demo
+from tieringd.cli.demo.command import demo
+from tieringd.cli.logging import configure_logging
 from tieringd.cli.read import read
 from tieringd.cli.run import run
+from tieringd.config.model import LogConfig
 from tieringd.errors import ConfigError, TieringError
 
 app = typer.Typer(
@@ -42,6 +44,8 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line."""
+    # Standard output is for data. `run` puts its configuration's own log settings in this one's place.
+    configure_logging(LogConfig(format="console", level="warning"))
     try:
         app()
     except ConfigError as error:

@@ -29,7 +29,7 @@ from tieringd.services.reconciler import Reconciler
 from tieringd.services.record_reader import RecordReader
 from tieringd.services.remote_log import RemoteLog
 from tieringd.services.verifier import Verifier
-from tieringd.storage.opening import opened_store
+from tieringd.storage.opening import create_file_root, opened_store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -100,6 +100,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
     # A new id for each process: what a killed daemon left behind is never written over.
     writer_id = secrets.token_hex(8)
     with _sole_owner(config):
+        create_file_root(config)
         async with opened_archive(config, metrics, writer_id=writer_id) as archive:
             broker = await _broker(config)
             try:

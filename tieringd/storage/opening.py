@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from tieringd.errors import ConfigError
@@ -32,6 +32,18 @@ async def opened_store(config: Config, metrics: Metrics) -> AsyncIterator[Resili
         yield store
     finally:
         await store.close()
+
+
+def create_file_root(config: Config) -> None:
+    """
+    Create the file store's directory where only its last part is missing.
+
+    The directory that it lies in is never created: without it a disk is not mounted, or a path is
+    mistyped, and the store's own error says so. Blocks.
+    """
+    if config.backend == "file" and config.cloud_storage_file_root is not None:
+        with suppress(OSError):
+            config.cloud_storage_file_root.mkdir(exist_ok=True)
 
 
 def store_limits(config: Config) -> StoreLimits:

@@ -1,0 +1,59 @@
+"""
+The journal: what the demo's writer wrote, kept apart from everything that tieringd touches.
+
+It holds a digest of every record and, where the writer knows the bytes, of every closed segment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tieringd.model.partition import TopicPartition
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+def record_digest(timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
+    """Return 16 bytes that two records share only when they are equal."""
+    return blake2b(repr((timestamp_ms, key, value, headers)).encode(), digest_size=16).digest()
+
+
+@dataclass(slots=True)
+class PartitionJournal:
+    """What was written to one partition."""
+
+    records: dict[int, bytes] = field(default_factory=dict)
+    """Digest by offset, ascending."""
+    segments: dict[int, bytes] = field(default_factory=dict)
+    """SHA-256 of closed segments by base offset; empty where only the broker knows them."""
+
+    @property
+    def next_offset(self) -> int:
+        """Return the offset after the last record."""
+        return next(reversed(self.records), -1) + 1
+
+
+class Journal:
+    """What was written, by partition."""
+
+    def __init__(self, partitions: Iterable[TopicPartition]) -> None:
+        self.partitions = {one: PartitionJournal() for one in sorted(partitions)}
+
+    def note(
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        timestamp_ms: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers = (),
+    ) -> None:
+        """Remember one record."""
+        digest = record_digest(timestamp_ms, key, value, headers)
+        self.partitions[partition].records[offset] = digest

@@ -1,0 +1,122 @@
+"""
+The demo's stand-in for a broker: real v2 record batches, appended to a log directory.
+
+It lays files out as a broker does and rolls segments by size. It writes no broker indexes:
+tieringd builds its own, and copies the broker's only where they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import time
+from hashlib import sha256
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from tieringd.formats.checkpoints import encode_epoch_checkpoint, encode_partition_metadata
+from tieringd.formats.compression import Codec
+from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.record_batch import NewRecord, encode_batch
+
+if TYPE_CHECKING:
+    from io import BufferedWriter
+    from pathlib import Path
+
+    from tieringd.cli.demo.journal import Journal
+    from tieringd.model.partition import TopicPartition
+
+SEGMENT_BYTES = 1 << 20
+RECORDS_PER_BATCH = 64
+RECORD_BYTES = 512
+_APPEND_PAUSE_SECONDS = 0.04
+
+
+class PartitionWriter:
+    """Append to one partition's directory. One task at a time."""
+
+    def __init__(self, directory: Path, partition: TopicPartition, journal: Journal, *, seed: int) -> None:
+        self._directory = directory
+        self._partition = partition
+        self._journal = journal
+        self._random = random.Random(seed)  # noqa: S311 a demo's data, and the same each time
+        self._codecs = cycle(Codec)
+        self._next_offset = 0
+        self._base_offset = 0
+        self._size_bytes = 0
+        self._sha256 = sha256()
+        directory.mkdir(parents=True)
+        topic_id = base64.urlsafe_b64encode(self._random.randbytes(16)).decode().rstrip("=")
+        (directory / "partition.metadata").write_bytes(encode_partition_metadata(topic_id))
+        (directory / "leader-epoch-checkpoint").write_bytes(encode_epoch_checkpoint([(0, 0)]))
+        self._file = self._opened()
+
+    def append(self) -> None:
+        """Append one batch, in the next of all codecs; roll first when the segment is full."""
+        records = [self._record() for _ in range(RECORDS_PER_BATCH)]
+        batch = encode_batch(self._next_offset, records, codec=next(self._codecs))
+        if self._size_bytes and self._size_bytes + len(batch) > SEGMENT_BYTES:
+            self._roll()
+        self._file.write(batch)
+        self._file.flush()
+        self._size_bytes += len(batch)
+        self._sha256.update(batch)
+        for record in records:
+            self._journal.note(
+                self._partition,
+                self._next_offset,
+                timestamp_ms=record.timestamp_ms,
+                key=record.key,
+                value=record.value,
+                headers=tuple(record.headers),
+            )
+            self._next_offset += 1
+
+    def close(self) -> None:
+        """Close the active segment's file."""
+        self._file.close()
+
+    def _roll(self) -> None:
+        self._file.close()
+        journal = self._journal.partitions[self._partition]
+        journal.segments[self._base_offset] = self._sha256.digest()
+        self._base_offset, self._size_bytes, self._sha256 = self._next_offset, 0, sha256()
+        self._file = self._opened()
+
+    def _opened(self) -> BufferedWriter:
+        return (self._directory / encode_file_name(self._base_offset, FileKind.LOG)).open("xb")
+
+    def _record(self) -> NewRecord:
+        number = self._random.getrandbits(32)
+        # Half noise and half text, so that compression has something to do and not everything.
+        value = self._random.randbytes(RECORD_BYTES // 2) + b"order placed; " * (RECORD_BYTES // 28)
+        return NewRecord(
+            value,
+            key=None if number % 16 == 0 else b"customer-%d" % (number % 1000),
+            timestamp_ms=time.time_ns() // 1_000_000,
+            headers=[("trace", number.to_bytes(4, "big"))],
+        )
+
+
+class LogDirectoryWriter:
+    """Write to all of a journal's partitions for a while."""
+
+    def __init__(self, log_dir: Path, journal: Journal, *, seconds: float) -> None:
+        self._seconds = seconds
+        self._writers = [
+            PartitionWriter(log_dir / str(partition), partition, journal, seed=number)
+            for number, partition in enumerate(journal.partitions)
+        ]
+
+    async def write(self) -> None:
+        """Append until the time is over."""
+        end = time.monotonic() + self._seconds
+        try:
+            while time.monotonic() < end:
+                for writer in self._writers:
+                    writer.append()
+                await asyncio.sleep(_APPEND_PAUSE_SECONDS)
+        finally:
+            for writer in self._writers:
+                writer.close()
