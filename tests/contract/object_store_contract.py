@@ -88,8 +88,6 @@ class ObjectStoreContract:
     """Whether `head` knows the checksum that the put announced."""
     lists_in_byte_order = True
     """Whether `a-b` is listed before `a/b`."""
-    holds_nested_keys = True
-    """Whether `a` and `a/b` can both be objects."""
 
     @pytest.mark.parametrize("size", SIZES)
     async def test_bytes_come_back_as_they_were_put(self, store, bucket: Bucket, size: int):
@@ -324,16 +322,6 @@ class ObjectStoreContract:
         assert [each.key for each in page.objects] == ["l/c", "l/d/e"]
         assert (await store.list_page("l/", start_after="m")).objects == ()
 
-    async def test_key_and_its_extension_are_both_objects(self, store, bucket: Bucket):
-        """An object `a` and an object `a/b` do not disturb each other."""
-        if not self.holds_nested_keys:
-            pytest.skip("see test_file_store.py: a filesystem refuses it with a clear error")
-        await put(store, "n/a", b"outer")
-        await put(store, "n/a/b", b"inner")
-        assert (bucket.read("n/a"), bucket.read("n/a/b")) == (b"outer", b"inner")
-        await store.delete_many(["n/a"])
-        assert (bucket.read("n/a"), bucket.read("n/a/b")) == (None, b"inner")
-
     async def test_delete_counts_absent_keys_as_deleted(self, store, bucket: Bucket):
         """Deleting what is not there is no error, and nothing else goes with it."""
         await asyncio.to_thread(bucket.write, "dir/here", b"x")
@@ -372,6 +360,18 @@ class ObjectStoreContract:
                 await store.put("short", too_long, crc32c=0)
         await store.put("key", body, crc32c=crc32c(data))
         assert open_descriptors() <= before
+
+
+class NestedKeysContract:
+    """What stores do that hold keys and not paths; a directory refuses it with a clear error."""
+
+    async def test_key_and_its_extension_are_both_objects(self, store, bucket: Bucket):
+        """An object `a` and an object `a/b` do not disturb each other."""
+        await put(store, "n/a", b"outer")
+        await put(store, "n/a/b", b"inner")
+        assert (bucket.read("n/a"), bucket.read("n/a/b")) == (b"outer", b"inner")
+        await store.delete_many(["n/a"])
+        assert (bucket.read("n/a"), bucket.read("n/a/b")) == (None, b"inner")
 
 
 class MissingBucketContract:

@@ -30,8 +30,6 @@ class DirectoryBucket:
 class TestFileStore(ObjectStoreContract, MissingBucketContract):
     """Files below a root, with a prefix."""
 
-    holds_nested_keys = False
-
     @pytest.fixture
     def root(self, tmp_path):
         root = tmp_path / "archive"

@@ -6,12 +6,16 @@ import uuid
 
 import pytest
 
-from tests.contract.object_store_contract import MissingBucketContract, ObjectStoreContract
+from tests.contract.object_store_contract import (
+    MissingBucketContract,
+    NestedKeysContract,
+    ObjectStoreContract,
+)
 from tests.support.s3_bucket import S3Bucket
 from tieringd.storage.s3 import S3Settings, S3Store
 
 
-class TestS3StoreWithMoto(ObjectStoreContract, MissingBucketContract):
+class TestS3StoreWithMoto(ObjectStoreContract, MissingBucketContract, NestedKeysContract):
     """A bucket for each test."""
 
     # It neither checks nor keeps the announced checksum, and stores whatever arrives.

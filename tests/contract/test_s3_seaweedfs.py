@@ -7,7 +7,14 @@ import uuid
 import pytest
 from crc32c import crc32c
 
-from tests.contract.object_store_contract import MIB, MissingBucketContract, ObjectStoreContract, content, put
+from tests.contract.object_store_contract import (
+    MIB,
+    MissingBucketContract,
+    NestedKeysContract,
+    ObjectStoreContract,
+    content,
+    put,
+)
 from tests.support.s3_bucket import S3Bucket
 from tieringd.errors import StorageDenied
 from tieringd.storage.s3 import S3Settings, S3Store
@@ -24,7 +31,7 @@ def settings(server, **changes) -> S3Settings:
     return S3Settings(**values | changes)
 
 
-class TestS3StoreWithSeaweedFS(ObjectStoreContract, MissingBucketContract):
+class TestS3StoreWithSeaweedFS(ObjectStoreContract, MissingBucketContract, NestedKeysContract):
     """One bucket for all tests, and a prefix for each: every bucket costs the server seven volumes."""
 
     # It keeps keys as a tree, and lists a directory where its name sorts without the slash.
