@@ -93,6 +93,23 @@ class Server:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal; the process must be running."""
+        assert self._process is not None, f"{self.command[0]} is not running"
+        self._process.send_signal(number)
+
+    def wait(self, timeout_seconds: float) -> int:
+        """
+        Wait until the process ends, and return its exit code: negative after a signal.
+
+        Raises:
+            subprocess.TimeoutExpired: It is still running.
+        """
+        assert self._process is not None, f"{self.command[0]} is not running"
+        code = self._process.wait(timeout_seconds)
+        self._process = None
+        return code
+
     def kill(self) -> None:
         """End the process at once, as a crash does."""
         self.stop(grace_seconds=0)

@@ -46,6 +46,14 @@ class S3Bucket:
         with answer["Body"] as stream:
             return stream.read()
 
+    def keys(self) -> list[str]:
+        """Return the keys of all objects below the prefix."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=f"{self._prefix}/"
+        )
+        found = [each["Key"] for page in pages for each in page.get("Contents", ())]
+        return sorted(key.removeprefix(f"{self._prefix}/") for key in found)
+
     def write(self, key: str, data: bytes) -> None:
         """Store an object."""
         self._client.put_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}", Body=data)

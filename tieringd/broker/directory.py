@@ -16,8 +16,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import structlog
-
 from tieringd.broker.log_dir import read_leader_epochs, read_local_log, scan_log_dirs
 from tieringd.broker.segment_file import scan_transactions
 from tieringd.errors import BrokerDenied, BrokerUnavailable, CorruptDataError, LocalFileError
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition, TopicPartition
     from tieringd.model.segment import LocalSegment
 
-log = structlog.get_logger()
 
 _PROOF_BYTES: Final = 64
 _SIDE_SUFFIXES: Final = (".index", ".timeindex", ".txnindex", ".snapshot")
@@ -112,11 +109,9 @@ class DirectoryBroker:
         for each in found:
             try:
                 epochs = read_leader_epochs(each.path)
-            except LocalFileError as error:
-                log.warning(
-                    "a partition is not archived", partition=str(each.topic_partition), error=str(error)
-                )
-                continue
+            except LocalFileError:
+                # Whoever reads the log itself meets the same fault, and reports it.
+                epochs = ()
             led[each.topic_partition] = epochs[-1][0] if epochs else 0
         with self._lock:
             for gone in self._walks.keys() - led.keys():

@@ -13,14 +13,18 @@ missing index but trusts a wrong one.
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
+from bisect import bisect_left
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.header_walk import HeaderWalk
-from tieringd.formats.index_files import parse_offset_index, parse_time_index, parse_transaction_index
+from tieringd.formats.index_files import (
+    offset_index_columns,
+    parse_transaction_index,
+    time_index_columns,
+)
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES, EndedBy, SegmentScanner
 from tieringd.model.segment import BrokerIndexes
@@ -193,32 +197,35 @@ def check_broker_indexes(
 
 def _offset_index_fault(scan: SegmentScan, segment: LocalSegment, data: bytes) -> str | None:
     try:
-        entries = parse_offset_index(data, base_offset=segment.base_offset)
+        offsets, positions = offset_index_columns(data, base_offset=segment.base_offset)
     except CorruptDataError as error:
         return str(error)
-    positions = [own.position for own in scan.entries]
-    for entry in entries:
-        if entry.position >= scan.size_bytes:
-            return f"offset {entry.offset} is at byte {entry.position}, past the end of the log"
-        if segment.next_offset is not None and entry.offset >= segment.next_offset:
-            return f"offset {entry.offset} is beyond the segment"
-        own = scan.entries[bisect_right(positions, entry.position) - 1]
-        if entry.offset < own.offset:
+    if not offsets:
+        return None
+    # Both columns ascend: the last entry answers for all, and so does the first behind each of our own.
+    if positions[-1] >= scan.size_bytes:
+        return f"offset {offsets[-1]} is at byte {positions[-1]}, past the end of the log"
+    if segment.next_offset is not None and offsets[-1] >= segment.next_offset:
+        return f"offset {offsets[-1]} is beyond the segment"
+    for own in reversed(scan.entries):
+        nearest = bisect_left(positions, own.position)
+        if nearest < len(positions) and offsets[nearest] < own.offset:
             # A reader that looks for this offset would start behind it.
-            return f"offset {entry.offset} is at byte {entry.position}, behind offset {own.offset}"
+            return f"offset {offsets[nearest]} is at byte {positions[nearest]}, behind offset {own.offset}"
     return None
 
 
 def _time_index_fault(scan: SegmentScan, segment: LocalSegment, data: bytes) -> str | None:
     try:
-        entries = parse_time_index(data, base_offset=segment.base_offset)
+        timestamps, offsets = time_index_columns(data, base_offset=segment.base_offset)
     except CorruptDataError as error:
         return str(error)
-    for entry in entries:
-        if segment.next_offset is not None and entry.offset >= segment.next_offset:
-            return f"offset {entry.offset} is beyond the segment"
-        if entry.timestamp_ms > scan.max_timestamp_ms:
-            return f"time {entry.timestamp_ms} is later than the latest record's, {scan.max_timestamp_ms}"
+    if not timestamps:
+        return None
+    if segment.next_offset is not None and offsets[-1] >= segment.next_offset:
+        return f"offset {offsets[-1]} is beyond the segment"
+    if timestamps[-1] > scan.max_timestamp_ms:
+        return f"time {timestamps[-1]} is later than the latest record's, {scan.max_timestamp_ms}"
     return None
 
 

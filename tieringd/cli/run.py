@@ -15,6 +15,8 @@ from tieringd.daemon.app import run_daemon, run_once
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
+    from tieringd.services.reconciler import PassResult
+
 
 def run(
     config: ConfigFile,
@@ -29,20 +31,28 @@ def run(
     if not once:
         _on_uvloop(run_daemon(loaded_config))
         return
-    statuses = _on_uvloop(run_once(loaded_config))
+    result: PassResult = _on_uvloop(run_once(loaded_config))
+    if not _report(result):
+        raise typer.Exit(1)
+
+
+def _report(result: PassResult) -> bool:
+    """Say what a pass did and what it left; return whether it left nothing."""
+    statuses = result.statuses
     failed = {one: status for one, status in statuses.items() if status.fault or status.pending_segments}
     uploaded = sum(status.uploaded for status in statuses.values())
     trimmed = sum(status.trimmed for status in statuses.values())
     typer.echo(
         f"{len(statuses)} partitions: {uploaded} segments uploaded, {trimmed} trimmed, "
-        f"{len(failed)} partitions with something left",
+        f"{len(failed)} partitions with something left, {len(result.problems)} left out",
         err=True,
     )
     for leadership, status in sorted(failed.items(), key=lambda item: item[0].partition):
         reason = status.fault or f"{status.pending_segments} eligible segments are not uploaded"
         typer.echo(f"  {leadership.partition}: {reason}", err=True)
-    if failed:
-        raise typer.Exit(1)
+    for path, reason in sorted(result.problems.items()):
+        typer.echo(f"  {path}: {reason}", err=True)
+    return not failed and not result.problems
 
 
 def _on_uvloop(work: Coroutine[Any, Any, Any]) -> Any:

@@ -2,7 +2,8 @@
 The admin page: /metrics, /healthz, /readyz and /status over HTTP.
 
 Healthy means that the event loop answers. Ready means that the last round of reconciliation
-went well. It shows and changes nothing, and has no login: it listens on this host by default.
+went well, and that the object store took what was brought to it last. The page shows and
+changes nothing, and has no login: it listens on this host by default.
 """
 
 from __future__ import annotations

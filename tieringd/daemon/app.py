@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from tieringd.config import Config
     from tieringd.daemon.assembly import DaemonParts
-    from tieringd.model.partition import Leadership
-    from tieringd.services.reconciler import PartitionStatus
+    from tieringd.services.reconciler import PassResult
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +56,7 @@ async def run_daemon(config: Config) -> None:
     log.info("stopped")
 
 
-async def run_once(config: Config) -> dict[Leadership, PartitionStatus]:
+async def run_once(config: Config) -> PassResult:
     """
     Upload all that is eligible, trim what may go, and return how each partition stands.
 
@@ -95,7 +94,8 @@ async def _run_until_stopped(
         await asyncio.wait({reconciling, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not reconciling.done():
             await _finish(config, reconciling, hurry)
-        await reconciling
+        if not reconciling.cancelled():
+            await reconciling
     finally:
         for helper in helpers:
             helper.cancel()

@@ -13,16 +13,22 @@ tail of zeros is room, not entries. We archive them and never read a log by them
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
+from itertools import islice
+from operator import le, lt
 from typing import TYPE_CHECKING, NamedTuple
 
 from tieringd.errors import CorruptDataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 _OFFSET_ENTRY = struct.Struct(">II")
 _TIME_ENTRY = struct.Struct(">qI")
 _TRANSACTION_ENTRY = struct.Struct(">hqqqq")
+
+_SIGN_BIT = 1 << 31
 
 
 class OffsetEntry(NamedTuple):
@@ -46,6 +52,40 @@ class TransactionEntry(NamedTuple):
     first_offset: int
     last_offset: int
     last_stable_offset: int
+
+
+def offset_index_columns(data: bytes, *, base_offset: int) -> tuple[Sequence[int], Sequence[int]]:
+    """
+    Return the offsets and the positions of an `.index`, each ascending.
+
+    It makes no object for each entry, and so costs a fraction of `parse_offset_index`.
+
+    Raises:
+        CorruptDataError: As from `parse_offset_index`.
+    """
+    words = _words(data, entry_words=2)
+    relative_offsets, positions = words[0::2], words[1::2]
+    if any(words) and _ascends(relative_offsets, lt) and _ascends(positions, lt):
+        return [base_offset + each for each in relative_offsets], positions
+    # There is a fault, or room after the entries.
+    entries = parse_offset_index(data, base_offset=base_offset)
+    return [entry.offset for entry in entries], [entry.position for entry in entries]
+
+
+def time_index_columns(data: bytes, *, base_offset: int) -> tuple[Sequence[int], Sequence[int]]:
+    """
+    Return the timestamps and the offsets of a `.timeindex`, each ascending.
+
+    Raises:
+        CorruptDataError: As from `parse_time_index`.
+    """
+    words = _words(data, entry_words=3)
+    high, low, relative_offsets = words[0::3], words[1::3], words[2::3]
+    timestamps = [upper << 32 | lower for upper, lower in zip(high, low, strict=True)]
+    if any(words) and high[0] < _SIGN_BIT and _ascends(timestamps, lt) and _ascends(relative_offsets, le):
+        return timestamps, [base_offset + each for each in relative_offsets]
+    entries = parse_time_index(data, base_offset=base_offset)
+    return [entry.timestamp_ms for entry in entries], [entry.offset for entry in entries]
 
 
 def parse_offset_index(data: bytes, *, base_offset: int) -> list[OffsetEntry]:
@@ -135,6 +175,20 @@ def _unpacked(entry: struct.Struct, data: bytes) -> Iterable[tuple[int, tuple[in
     if _is_zero_from(data, 0):
         return ()
     return zip(range(0, len(data), entry.size), entry.iter_unpack(data), strict=True)
+
+
+def _words(data: bytes, *, entry_words: int) -> array[int]:
+    """Return *data* as big-endian 32-bit words; none when it is no whole number of entries."""
+    words = array("I")
+    if len(data) % (entry_words * words.itemsize) == 0:
+        words.frombytes(data)
+        if sys.byteorder == "little":
+            words.byteswap()
+    return words
+
+
+def _ascends(values: Sequence[int], is_before: Callable[[int, int], bool]) -> bool:
+    return all(map(is_before, values, islice(values, 1, None)))
 
 
 def _is_zero_from(data: bytes, position: int) -> bool:

@@ -70,9 +70,9 @@ def decode_manifest(data: bytes) -> PartitionManifest:
         (head_bytes,) = _LENGTH.unpack_from(body)
         head = json.loads(body[_LENGTH.size : _LENGTH.size + head_bytes])
         manifest = _manifest(head, body[_LENGTH.size + head_bytes :])
-    except (ValueError, KeyError, TypeError, struct.error, zlib.error) as error:
+        faults = manifest.faults()
+    except (ValueError, KeyError, TypeError, RecursionError, struct.error, zlib.error) as error:
         raise CorruptDataError(f"partition manifest cannot be read: {error}") from error
-    faults = manifest.faults()
     if faults:
         raise CorruptDataError(f"partition manifest breaks its rules: {'; '.join(faults)}")
     return manifest

@@ -63,7 +63,7 @@ def decode_sidecar(data: bytes) -> SegmentIndex:
         (head_bytes,) = _LENGTH.unpack_from(body)
         head = json.loads(body[_LENGTH.size : _LENGTH.size + head_bytes])
         return _index(head, body[_LENGTH.size + head_bytes :])
-    except (ValueError, KeyError, TypeError, struct.error) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise CorruptDataError(f"segment index cannot be read: {error}") from error
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TopicKey
@@ -58,19 +59,22 @@ def decode_topic_manifest(data: bytes) -> TopicManifest:
         CorruptDataError: The bytes are not a topic manifest of a version we know.
     """
     try:
-        document = json.loads(data)
-        manifest = TopicManifest(
-            TopicKey(document["cluster"], document["topic"], document["topic_id"]),
-            partition_count=int(document["partition_count"]),
-            created_at_ms=int(document["created_at_ms"]),
-            lifecycle=document["lifecycle"],
-        )
-        version = document["version"]
-    except (ValueError, KeyError, TypeError) as error:
+        return _manifest(json.loads(data))
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptDataError(f"topic manifest cannot be read: {error}") from error
+
+
+def _manifest(document: dict[str, Any]) -> TopicManifest:
+    # The version comes first: what else a newer document holds is not known here.
+    version = document["version"]
     if version != VERSION:
         raise CorruptDataError(
             f"topic manifest has version {version}; this release reads {VERSION}",
             hint="Upgrade tieringd on this host",
         )
-    return manifest
+    return TopicManifest(
+        TopicKey(document["cluster"], document["topic"], document["topic_id"]),
+        partition_count=int(document["partition_count"]),
+        created_at_ms=int(document["created_at_ms"]),
+        lifecycle=document["lifecycle"],
+    )

@@ -18,6 +18,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tieringd.model.segment import RemoteSegment
@@ -267,7 +268,12 @@ class PartitionManifest:
 
     def faults(self) -> tuple[str, ...]:
         """Return every broken rule of this page, in words; empty for a sound manifest."""
-        found: list[str] = []
+        bases = self.segments.column("base_offset")
+        found = [
+            f"segment {later} follows segment {base}, out of order"
+            for base, later in pairwise(bases)
+            if later <= base
+        ]
         spans = sorted(
             [(segment.base_offset, segment.last_offset, "segment") for segment in self.segments]
             + [(gap.base_offset, gap.last_offset, "gap") for gap in self.gaps]
@@ -283,7 +289,7 @@ class PartitionManifest:
             expected = max(expected, last_offset + 1)
         if expected != self.next_offset:
             found.append(f"next_offset is {self.next_offset}, but the last entry ends before {expected}")
-        for (epoch, start), (later_epoch, later_start) in zip(self.epochs, self.epochs[1:], strict=False):
+        for (epoch, start), (later_epoch, later_start) in pairwise(self.epochs):
             if later_epoch <= epoch or later_start < start:
                 found.append(f"leader epoch {later_epoch} at {later_start} follows {epoch} at {start}")
         return tuple(found)
@@ -293,8 +299,11 @@ def _extended(history: tuple[EpochStart, ...], epochs: Iterable[EpochStart]) -> 
     """Return *history* with those of *epochs* that it does not know yet."""
     result = list(history)
     for epoch, start_offset in epochs:
-        if not result or epoch > result[-1][0]:
+        known, known_start = result[-1] if result else (epoch - 1, start_offset)
+        if epoch < known or (epoch > known and start_offset < known_start):
+            raise ValueError(
+                f"leader epoch {epoch} at offset {start_offset} follows epoch {known} at {known_start}"
+            )
+        if epoch > known:
             result.append((epoch, start_offset))
-        elif epoch < result[-1][0]:
-            raise ValueError(f"leader epoch {epoch} at offset {start_offset} follows epoch {result[-1][0]}")
     return tuple(result)

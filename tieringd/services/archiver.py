@@ -49,6 +49,8 @@ class StepResult:
     """Eligible segments that are still to be uploaded."""
     fault: str = ""
     """What holds the partition back until someone acts; empty when nothing does."""
+    needs_another_look: bool = False
+    """Offsets are missing on disk; the next observation decides whether they are a gap."""
 
     @property
     def made_progress(self) -> bool:
@@ -149,6 +151,7 @@ class Archiver:
             gaps=gaps,
             pending_segments=pending,
             fault=self.quarantine_fault,
+            needs_another_look=bool(plan.segments) and not plan_holds,
         )
 
     async def _current(self) -> StoredManifest:

@@ -2,7 +2,7 @@
 Reading and committing manifests: every write is a compare-and-swap.
 
 A commit names the version it was made from. When that version is no longer the stored one,
-someone else has written: the writer is fenced and stops. A commit whose outcome is unknown is
+someone else has written: unless its leader epoch is older, the writer is fenced and stops. A commit whose outcome is unknown is
 looked up, and recognised by the writer id and commit number inside the stored manifest.
 """
 
@@ -91,7 +91,7 @@ class ManifestStore:
         Replace *stored* by *manifest*, under the leader epoch this broker holds now.
 
         Raises:
-            FencedError: A newer leader epoch, or another writer, owns the manifest.
+            FencedError: A newer leader epoch, or another writer under the same one, owns the manifest.
             StorageUnavailable: Nothing is known to have changed; load again and go on from there.
         """
         if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch:
@@ -133,6 +133,12 @@ class ManifestStore:
             raise FencedError(
                 f"the manifest of {signed.partition} was removed from the bucket while this daemon used it",
                 hint="Find out who deletes objects there before you restart tieringd",
+            )
+        if found.manifest.leader_epoch < signed.leader_epoch:
+            # A deposed leader's last commit came in between. From now on its epoch loses to ours.
+            raise StorageUnavailable(
+                f"leader epoch {found.manifest.leader_epoch} committed to the manifest of "
+                f"{signed.partition} once more; reading the manifest again"
             )
         raise _fenced(found.manifest, signed.leader_epoch)
 

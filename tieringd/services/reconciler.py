@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
-from tieringd.errors import CorruptDataError, FencedError, LocalFileError, TieringError
+from tieringd.errors import (
+    BucketNotFound,
+    CorruptDataError,
+    FencedError,
+    LocalFileError,
+    StorageDenied,
+    StorageUnavailable,
+    StoreFull,
+    TieringError,
+)
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
 from tieringd.policies.assignment import plan_assignment
@@ -34,6 +43,9 @@ if TYPE_CHECKING:
     from tieringd.services.manifest_store import ManifestStore
 
 log = structlog.get_logger(__name__)
+
+_STORE_FAULTS = (StorageUnavailable, StorageDenied, BucketNotFound, StoreFull)
+"""What a whole store suffers from, and not one partition's objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +65,17 @@ class PartitionStatus:
     trimmed: int = 0
     pending_segments: int = 0
     fault: str = ""
+    is_store_fault: bool = False
+    """The fault is the object store's, so other partitions suffer from it as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """How one pass over everything ended."""
+
+    statuses: Mapping[Leadership, PartitionStatus]
+    problems: Mapping[str, str]
+    """What was left out, and why: the pass is not whole while there is any."""
 
 
 @dataclass(slots=True)
@@ -101,8 +124,11 @@ class Reconciler:
 
     @property
     def fault(self) -> str:
-        """Return why the last round failed; empty when it did not."""
-        return self._fault
+        """Return why the last round failed, or why the object store takes nothing; empty when all is well."""
+        if self._fault:
+            return self._fault
+        statuses = (running.status for running in self._running.values())
+        return next((status.fault for status in statuses if status.is_store_fault), "")
 
     def hint(self) -> None:
         """Bring the next round forward: something in the log directories changed."""
@@ -170,9 +196,9 @@ class Reconciler:
         self._fenced = {one: why for one, why in self._fenced.items() if one in world.wanted}
         self._publish(time.monotonic() - started)
 
-    async def run_once(self, *, concurrency: int = 16) -> dict[Leadership, PartitionStatus]:
+    async def run_once(self, *, concurrency: int = 16) -> PassResult:
         """
-        Step every archiver until a whole round finds nothing more to do, and return how each stands.
+        Step every archiver until a whole round finds nothing more to do.
 
         A partition whose step fails is tried again for as long as others make progress.
         """
@@ -192,6 +218,7 @@ class Reconciler:
                 before.trimmed + status.trimmed,
                 status.pending_segments,
                 status.fault,
+                status.is_store_fault,
             )
             return progressed
 
@@ -202,7 +229,7 @@ class Reconciler:
                 drains = [tasks.create_task(drain(one, seen)) for one, seen in world.wanted.items()]
             progressing = any(task.result() for task in drains)
             self._publish(0.0)
-        return totals
+        return PassResult(totals, self.problems)
 
     async def observe(self) -> World:
         """
@@ -279,14 +306,15 @@ class Reconciler:
     async def _drain(
         self, leadership: Leadership, archiver: Archiver, seen: Observation
     ) -> tuple[PartitionStatus, bool]:
-        """Step on one observation until nothing is left in it; return the sum and whether it moved."""
+        """Step on one observation until nothing is left in it; return the sum and whether to look again."""
         uploaded = trimmed = pending = gaps = 0
-        fault = ""
+        fault, is_store_fault, needs_another_look = "", False, False
         try:
             while True:
                 result = await archiver.step(seen)
                 uploaded, trimmed = uploaded + result.uploaded, trimmed + result.trimmed
                 pending, fault, gaps = result.pending_segments, result.fault, gaps + result.gaps
+                needs_another_look = result.needs_another_look
                 if not result.made_progress or self._stopping:
                     break
         except FencedError as error:
@@ -294,12 +322,12 @@ class Reconciler:
             self._metrics.forget_partition(leadership.partition.topic_partition)
             log.error("archiver stopped", partition=str(leadership.partition), reason=fault)  # noqa: TRY400 an expected end, not a fault of ours
         except TieringError as error:
-            fault = str(error)
+            fault, is_store_fault = str(error), isinstance(error, _STORE_FAULTS)
             self._metrics.upload_failures.labels(leadership.partition.topic, type(error).__name__).inc()
             report = log.error if isinstance(error, CorruptDataError) else log.warning
             report("archiver step failed", partition=str(leadership.partition), error=fault)
-        moved = bool(uploaded or trimmed or gaps)
-        return PartitionStatus(uploaded, trimmed, pending, fault), moved
+        moved = bool(uploaded or trimmed or gaps) or needs_another_look
+        return PartitionStatus(uploaded, trimmed, pending, fault, is_store_fault), moved
 
     def _stop_archiver(self, leadership: Leadership) -> None:
         running = self._running.pop(leadership)

@@ -42,6 +42,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_EXAMINATIONS_AT_ONCE = 2
+"""
+Checking a segment is half interpreter, half checksum. One more thread would only fight the others
+for the interpreter and their buffers out of the cache, while uploads need neither.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class CopiedSegment:
@@ -67,6 +73,7 @@ class SegmentCopier:
         self._writer_id = writer_id
         self._now_ms = now_ms
         self._slots = asyncio.Semaphore(concurrent_copies)
+        self._examinations = asyncio.Semaphore(_EXAMINATIONS_AT_ONCE)
         self._under_way: defaultdict[TopicIdPartition, set[asyncio.Task[object]]] = defaultdict(set)
 
     async def copy(self, leadership: Leadership, local_log: LocalLog, segment: LocalSegment) -> CopiedSegment:
@@ -107,7 +114,8 @@ class SegmentCopier:
         self, fd: int, leadership: Leadership, local_log: LocalLog, segment: LocalSegment
     ) -> CopiedSegment:
         partition = leadership.partition
-        scan, broker_indexes, aborted = await asyncio.to_thread(_examine, fd, local_log, segment)
+        async with self._examinations:
+            scan, broker_indexes, aborted = await asyncio.to_thread(_examine, fd, local_log, segment)
         index = _index_of(segment, scan, aborted, broker_indexes)
         sidecar = encode_sidecar(index)
         remote = RemoteSegment(

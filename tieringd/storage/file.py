@@ -6,7 +6,8 @@ key is absent, old or new, and never half written. Several processes of one mach
 root: a conditional write holds a lock file while it looks and moves. A version is the file's
 modification time (made to differ from the one before), inode and size.
 
-The root is never created here. A missing one is more likely a disk that is not mounted.
+The root is not created here: only the daemon does that, and only where its parent directory
+exists (`storage.opening`). A missing parent is more likely a disk that is not mounted.
 """
 
 from __future__ import annotations

@@ -231,8 +231,9 @@ class _Operation:
 
     def gave_up(self, now: float) -> StorageUnavailable:
         """Return the error of an operation that ran out of time."""
+        cause = f"; the last: {self.last_error}" if self.last_error else "; it did not answer"
         return StorageUnavailable(
             f"{self.name} {self.key}: gave up after {self.attempts} attempts in {now - self.started:.1f} s "
-            f"(allowed are {self.timeout_seconds:g} s)",
+            f"(allowed are {self.timeout_seconds:g} s){cause}",
             outcome_unknown=self.outcome_unknown,
         )

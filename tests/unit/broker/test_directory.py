@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from tests.builders import batch
 from tieringd.broker.directory import DirectoryBroker
@@ -122,16 +121,18 @@ async def test_led_partitions_takes_the_epoch_from_the_checkpoint(broker, orders
     assert await broker.led_partitions([orders]) == {_NAME: 5}
 
 
-async def test_led_partitions_says_which_it_cannot_lead(broker, orders, tmp_path):
-    """A damaged checkpoint costs its own partition only, and the log says so."""
+async def test_led_partitions_leaves_a_damaged_checkpoint_to_the_look_at_the_log(broker, orders, tmp_path):
+    """A damaged checkpoint costs its own partition only: the look at its log fails and names the file."""
     other = tmp_path / "payments-0"
     other.mkdir()
     (other / "leader-epoch-checkpoint").write_text("nonsense")
     payments = LocalPartition(TopicPartition("payments", 0), _TOPIC_ID, str(other), str(tmp_path))
 
-    with capture_logs() as logs:
-        assert await broker.led_partitions([orders, payments]) == {_NAME: 0}
-    assert [each["partition"] for each in logs] == ["payments-0"]
+    write_segment(payments, 0, batch(0))
+
+    assert await broker.led_partitions([orders, payments]) == {_NAME: 0, payments.topic_partition: 0}
+    with pytest.raises(LocalFileError, match="leader-epoch-checkpoint"):
+        read_local_log(payments)
 
 
 async def test_log_bounds_reach_from_the_first_base_to_the_last_batch(broker, orders):

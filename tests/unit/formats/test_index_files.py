@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +17,11 @@ from tieringd.formats.index_files import (
     encode_offset_index,
     encode_time_index,
     encode_transaction_index,
+    offset_index_columns,
     parse_offset_index,
     parse_time_index,
     parse_transaction_index,
+    time_index_columns,
 )
 from tieringd.formats.record_batch import parse_header
 
@@ -63,6 +67,35 @@ def test_time_index_survives_encoding_and_allocated_room(base_offset, offsets, t
     entries = [TimeEntry(time, base_offset + offset) for offset, time in zip(offsets, times, strict=False)]
     data = encode_time_index(entries, base_offset=base_offset) + bytes(12 * room)
     assert parse_time_index(data, base_offset=base_offset) == entries
+
+
+@given(st.integers(0, 2**40), st.binary(max_size=40) | st.integers(0, 5).map(lambda count: bytes(24 * count)))
+def test_columns_of_arbitrary_bytes_are_those_of_the_entries(base_offset, data):
+    """Columns and entries are two views of one index, faults included."""
+    for columns_of, entries_of in (
+        (offset_index_columns, parse_offset_index),
+        (time_index_columns, parse_time_index),
+    ):
+        try:
+            entries = entries_of(data, base_offset=base_offset)
+        except CorruptDataError as error:
+            with pytest.raises(CorruptDataError, match=re.escape(str(error))):
+                columns_of(data, base_offset=base_offset)
+        else:
+            first, second = columns_of(data, base_offset=base_offset)
+            assert list(zip(first, second, strict=True)) == entries
+
+
+@given(st.integers(0, 2**40), ASCENDING, ASCENDING, st.integers(0, 5))
+def test_columns_survive_encoding_and_allocated_room(base_offset, offsets, seconds, room):
+    """Columns hold what was written, and zeros behind them are room."""
+    rows = [(base_offset + offset, second) for offset, second in zip(offsets, seconds, strict=False)]
+    offset_entries = [OffsetEntry(offset, position) for offset, position in rows]
+    data = encode_offset_index(offset_entries, base_offset=base_offset) + bytes(8 * room)
+    assert list(zip(*offset_index_columns(data, base_offset=base_offset), strict=True)) == offset_entries
+    time_entries = [TimeEntry(time << 20, offset) for offset, time in rows]
+    data = encode_time_index(time_entries, base_offset=base_offset) + bytes(12 * room)
+    assert list(zip(*time_index_columns(data, base_offset=base_offset), strict=True)) == time_entries
 
 
 @given(ASCENDING, st.integers(-1, 2**62))

@@ -1,0 +1,25 @@
+"""What every test needs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session", autouse=True)
+def idle_loop() -> Iterator[None]:
+    """
+    Set an event loop that nobody uses.
+
+    The looptime plugin asks for the current loop before each ordinary test. Before Python 3.14
+    that makes one, which nobody would close.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    loop.close()

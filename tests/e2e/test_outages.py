@@ -1,0 +1,108 @@
+"""The store or the broker goes away under a running daemon, and comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.archives import archived_manifest, assert_whole, closed_segments, stored_segments
+from tests.e2e.conftest import BUCKET
+from tests.e2e.log_files import RECORDS, add_segments, write_partition
+from tests.e2e.sample_topics import SEGMENTS
+from tests.support.daemon import directory_config, running_daemon, s3_properties, write_config
+
+_IMPATIENT = {
+    # A minute of outage is not needed to see what an outage does.
+    "cloud_storage_segment_upload_timeout_ms": 500,
+    "cloud_storage_manifest_upload_timeout_ms": 500,
+}
+
+
+@pytest.fixture
+def store_config(seaweedfs, prefix, tmp_path):
+    """Give the configuration of a daemon without a broker, with a bucket in a real server."""
+    config = directory_config([tmp_path / "logs"], tmp_path, tmp_path / "state", **_IMPATIENT)
+    del config["cloud_storage_file_root"]
+    return write_config(
+        tmp_path / "tieringd.yaml", config | s3_properties(seaweedfs, bucket=BUCKET, prefix=prefix)
+    )
+
+
+def test_store_outage_is_said_and_caught_up(store_config, seaweedfs, objects, topic, tmp_path):
+    """Without its store the daemon lives and says so; with the store back it uploads what has waited."""
+    directory = write_partition(tmp_path / "logs", f"{topic}-0", segments=1)
+    with running_daemon(store_config) as daemon:
+        daemon.until_next_offset(topic, RECORDS)
+        daemon.until(lambda: daemon.get("/readyz")[0] == 200, "the daemon is ready")
+        seaweedfs.stop()
+        try:
+            add_segments(directory, segments=6)
+            daemon.until(lambda: daemon.partition(topic)["fault"], "the partition has a fault")
+            daemon.until(lambda: daemon.get("/readyz")[0] == 503, "the daemon is not ready")
+
+            assert "gave up after" in daemon.partition(topic)["fault"]
+            assert "gave up after" in daemon.get("/readyz")[1]
+            assert daemon.get("/healthz") == (200, "ok\n")
+            assert (
+                daemon.metric("tieringd_upload_failures_total", topic=topic, error="StorageUnavailable") >= 1
+            )
+            assert daemon.metric("tieringd_store_requests_total", outcome="StorageUnavailable") >= 1
+            assert daemon.metric("tieringd_upload_pending_segments", topic=topic) == 6
+            assert daemon.next_offset(topic) == RECORDS
+        finally:
+            seaweedfs.launch()
+        daemon.until_next_offset(topic, 7 * RECORDS)
+        daemon.until(lambda: daemon.get("/readyz") == (200, "ok\n"), "the daemon is ready again")
+        assert daemon.partition(topic)["fault"] is None
+    assert stored_segments(objects, archived_manifest(objects, topic)) == closed_segments(directory)
+
+
+def test_daemon_starts_while_its_store_is_silent(store_config, seaweedfs, objects, topic, tmp_path):
+    """A store that does not answer yet is no reason not to start: the daemon waits for it."""
+    directory = write_partition(tmp_path / "logs", f"{topic}-0", segments=3)
+    seaweedfs.pause()
+    try:
+        with running_daemon(store_config) as daemon:
+            daemon.until(lambda: daemon.events("reconciliation round failed"), "a round has failed")
+            assert daemon.get("/readyz")[0] == 503
+            assert daemon.events("object store does not answer yet")
+            seaweedfs.resume()
+            daemon.until_next_offset(topic, 3 * RECORDS)
+            daemon.until(lambda: daemon.get("/readyz")[0] == 200, "the daemon is ready")
+    finally:
+        seaweedfs.resume()
+    assert stored_segments(objects, archived_manifest(objects, topic)) == closed_segments(directory)
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_broker_restart_is_said_and_caught_up(kafka, write_kafka_config, objects, topic, end):
+    """While the broker is away the daemon says so; with the broker back it archives under the new epoch."""
+    await kafka.create_topic(topic, configs=SEGMENTS)
+    path = write_kafka_config(topics={topic: {"redpanda.remote.write": True}})
+    directory = kafka.log_dir() / f"{topic}-0"
+    values = [bytes([number]) * 100_000 for number in range(25)]
+    with running_daemon(path) as daemon:
+        last_offset = await kafka.produce(topic, values, max_batch_size=200_000)
+        daemon.until_next_offset(topic, base_of_active(directory))
+        first_epoch = daemon.partition(topic)["leader_epoch"]
+        await getattr(kafka, end)()
+        try:
+            daemon.until(lambda: daemon.get("/readyz")[0] == 503, "the daemon is not ready")
+            assert "cannot be reached" in daemon.get("/readyz")[1]
+            assert daemon.get("/healthz") == (200, "ok\n")
+        finally:
+            await kafka.launch()
+        await kafka.produce(topic, values, max_batch_size=200_000)
+        daemon.until_next_offset(topic, base_of_active(directory))
+        daemon.until(lambda: daemon.get("/readyz") == (200, "ok\n"), "the daemon is ready again")
+        assert daemon.partition(topic)["leader_epoch"] > first_epoch
+        assert daemon.events("archiver stopped: this broker no longer leads")
+
+    manifest = archived_manifest(objects, topic)
+    assert stored_segments(objects, manifest) == closed_segments(directory)
+    assert manifest.epochs[0] == (first_epoch, 0)
+    assert (manifest.epochs[1:] and manifest.epochs[1][1]) == last_offset + 1
+    assert_whole(path)
+
+
+def base_of_active(directory) -> int:
+    return max(int(path.stem) for path in directory.glob("*.log"))

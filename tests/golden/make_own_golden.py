@@ -1,0 +1,148 @@
+"""
+Write the golden files of our own formats: `python -m tests.golden.make_own_golden`.
+
+The values below are what the files in `own/` hold; the tests decode each file and compare. A
+file of a released format version is never written again: a new version gets new files beside
+the old ones, and this recipe's names say which version they are of.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tieringd.formats.manifest_codec import encode_manifest
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.sidecar import encode_sidecar
+from tieringd.formats.topic_manifest import TopicManifest, encode_topic_manifest
+from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import (
+    AbortedTransaction,
+    BrokerIndexes,
+    IndexEntry,
+    RemoteSegment,
+    SegmentIndex,
+)
+
+OWN = Path(__file__).parent / "own"
+
+CLUSTER, TOPIC, TOPIC_ID = "MkU3OEVBNTcwNTJENDM2Qk", "pay.ments_eu-1", "wJalrXUtnFEMI-K7MDENGg"
+PARTITION = TopicIdPartition(CLUSTER, TOPIC, TOPIC_ID, 12)
+FIRST_WRITER, SECOND_WRITER = "0123456789abcdef0123456789abcdef", "fedcba9876543210fedcba9876543210"
+
+SEGMENTS = (
+    RemoteSegment(
+        base_offset=1000,
+        last_offset=1999,
+        size_bytes=1_073_741_824,
+        crc32c=0xDEADBEEF,
+        base_timestamp_ms=1_700_000_000_000,
+        max_timestamp_ms=1_700_000_600_000,
+        leader_epoch=4,
+        writer_id=FIRST_WRITER,
+        uploaded_at_ms=1_700_000_700_123,
+        index_size_bytes=4711,
+    ),
+    RemoteSegment(
+        base_offset=2000,
+        last_offset=2000,
+        size_bytes=61,
+        crc32c=0,
+        base_timestamp_ms=-1,
+        max_timestamp_ms=-1,
+        leader_epoch=7,
+        writer_id=SECOND_WRITER,
+        uploaded_at_ms=1_700_000_800_000,
+        index_size_bytes=1,
+    ),
+    RemoteSegment(
+        base_offset=2500,
+        last_offset=2**62,
+        size_bytes=2**40,
+        crc32c=0xFFFFFFFF,
+        base_timestamp_ms=1_699_999_999_999,
+        max_timestamp_ms=2**60,
+        leader_epoch=2**31 - 1,
+        writer_id=FIRST_WRITER,
+        uploaded_at_ms=1_700_000_900_000,
+        index_size_bytes=0xFFFFFFFF,
+    ),
+)
+"""The second begins where the first ends; before the third there is a gap. Extremes on purpose."""
+
+MANIFEST = PartitionManifest(
+    partition=PARTITION,
+    start_offset=1000,
+    next_offset=2**62 + 1,
+    leader_epoch=2**31 - 1,
+    writer_id=FIRST_WRITER,
+    commit_number=17,
+    committed_at_ms=1_700_000_900_001,
+    epochs=((0, 0), (4, 1000), (7, 2000), (2**31 - 1, 2500)),
+    segments=PartitionManifest.begin(PARTITION, start_offset=1000).segments.appended(SEGMENTS),
+    gaps=(Gap(2001, 2499, "the broker deleted them first, after 7 Tage (é)", 1_700_000_850_000),),
+)
+NEW_MANIFEST = PartitionManifest.begin(PARTITION, start_offset=0)
+"""Of a partition of which nothing is stored yet."""
+
+INDEX = SegmentIndex(
+    base_offset=1000,
+    last_offset=1999,
+    size_bytes=1_073_741_824,
+    crc32c=0xDEADBEEF,
+    record_count=990,
+    batch_count=3,
+    epochs=((4, 1000), (6, 1500)),
+    aborted=(AbortedTransaction(9_000_000_000, 1010, 1100), AbortedTransaction(5, 1050, 2**40)),
+    entries=(
+        IndexEntry(1000, 0, 1_700_000_000_000),
+        IndexEntry(1400, 65_536, -1),
+        IndexEntry(1900, 2**33, 1_700_000_600_000),
+    ),
+    broker=BrokerIndexes(
+        offset_index=bytes(range(16)),
+        time_index=bytes(range(100, 112)),
+        transaction_index=b"txn",
+        producer_snapshot=b"snapshot\x00\xff",
+    ),
+)
+EMPTY_INDEX = SegmentIndex(
+    base_offset=0,
+    last_offset=0,
+    size_bytes=0,
+    crc32c=0,
+    record_count=0,
+    batch_count=0,
+    epochs=(),
+    aborted=(),
+    entries=(),
+    broker=BrokerIndexes(offset_index=b""),
+)
+
+TOPIC_MANIFEST = TopicManifest(
+    TopicKey(CLUSTER, TOPIC, TOPIC_ID), partition_count=13, created_at_ms=1_700_000_000_000
+)
+
+
+def files() -> dict[str, bytes]:
+    """Return what this release writes for each file."""
+    return {
+        "partition-manifest.v1": encode_manifest(MANIFEST),
+        "partition-manifest-new.v1": encode_manifest(NEW_MANIFEST),
+        "segment-index.v1": encode_sidecar(INDEX),
+        "segment-index-empty.v1": encode_sidecar(EMPTY_INDEX),
+        "topic-manifest.v1.json": encode_topic_manifest(TOPIC_MANIFEST),
+    }
+
+
+def main() -> None:
+    """Write every file that is not there yet."""
+    OWN.mkdir(exist_ok=True)
+    for name, data in files().items():
+        path = OWN / name
+        if not path.exists():
+            path.write_bytes(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""
+The real `tieringd` command as a process: its daemon, its other commands, its configuration.
+
+Plain functions and classes: nothing here knows pytest. A daemon's log and admin page are the
+only things that are looked at, as an operator would.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.processes import Server
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from tests.support.kafka import KafkaCluster
+    from tests.support.seaweedfs import SeaweedFS
+
+_POLL_SECONDS = 0.02
+_COMMAND_TIMEOUT_SECONDS = 120
+_PATIENCE_SECONDS = 60
+
+
+def command(*arguments: str) -> list[str]:
+    """Return the command line of `tieringd` under this interpreter."""
+    return [sys.executable, "-m", "tieringd", *arguments]
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a `tieringd` command to its end and return its exit code and output."""
+    return subprocess.run(
+        command(*arguments), check=False, capture_output=True, timeout=_COMMAND_TIMEOUT_SECONDS
+    )
+
+
+def run_well(*arguments: str) -> bytes:
+    """Run a `tieringd` command that must exit 0, and return its standard output."""
+    done = run_command(*arguments)
+    assert done.returncode == 0, f"tieringd {' '.join(arguments)}:\n{done.stderr.decode()}"
+    return done.stdout
+
+
+def run_json(*arguments: str) -> Any:
+    """Run a `tieringd` command that must exit 0, and return the JSON it prints."""
+    return json.loads(run_well(*arguments, "--format", "json"))
+
+
+def directory_config(log_dirs: Sequence[Path], archive: Path, state: Path, **changes: Any) -> dict[str, Any]:
+    """Return a configuration for log directories without a broker and a directory as the bucket."""
+    return {
+        "broker": {"kind": "none", "log_dirs": [str(path) for path in log_dirs]},
+        "state_directory": str(state),
+        "cloud_storage_enabled": True,
+        "cloud_storage_enable_remote_write": True,
+        "cloud_storage_backend": "file",
+        "cloud_storage_file_root": str(archive),
+        "cloud_storage_reconciliation_interval_ms": 100,
+        "retention_local_target_ms_default": -1,
+        "admin": {"port": 0},
+    } | changes
+
+
+def kafka_config(
+    kafka: KafkaCluster, store: SeaweedFS, state: Path, *, bucket: str, prefix: str, **changes: Any
+) -> dict[str, Any]:
+    """Return a configuration for a broker and S3; it archives only the topics that *changes* name."""
+    return {
+        "broker": {
+            "kind": "kafka",
+            "log_dirs": [str(kafka.log_dir())],
+            "bootstrap": [kafka.broker.bootstrap],
+            "node_id": 1,
+        },
+        "state_directory": str(state),
+        "cloud_storage_enabled": True,
+        **s3_properties(store, bucket=bucket, prefix=prefix),
+        "cloud_storage_reconciliation_interval_ms": 200,
+        "retention_local_target_ms_default": -1,
+        "admin": {"port": 0},
+    } | changes
+
+
+def s3_properties(store: SeaweedFS, *, bucket: str, prefix: str) -> dict[str, Any]:
+    """Return the properties that lead to a prefix of a bucket."""
+    host, port = store.endpoint_url.removeprefix("http://").split(":")
+    return {
+        "cloud_storage_backend": "aws",
+        "cloud_storage_bucket": bucket,
+        "cloud_storage_access_key": store.access_key,
+        "cloud_storage_secret_key": store.secret_key,
+        "cloud_storage_api_endpoint": host,
+        "cloud_storage_api_endpoint_port": int(port),
+        "cloud_storage_disable_tls": True,
+        "cloud_storage_prefix": prefix,
+    }
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> Path:
+    """Write a configuration file and return its path."""
+    path.write_text(yaml.safe_dump(dict(config)))
+    return path
+
+
+class Daemon:
+    """
+    One `tieringd run`.
+
+    Waiting polls, because a process tells nobody what it is doing; each wait ends with what the
+    daemon logged, if what was waited for does not come.
+    """
+
+    def __init__(self, config: Path, output: Path) -> None:
+        self.server = Server(command("run", "--config", str(config)), output=output)
+        self._url = ""
+
+    def launch(self) -> None:
+        """Start the process; it is not ready yet."""
+        self.server.launch()
+
+    def wait_until_listening(self) -> None:
+        """Return when the admin page answers, wherever the system has put it."""
+        self.until(lambda: self.events("admin page listens"), "the admin page listens")
+        (event,) = self.events("admin page listens")
+        self._url = f"http://{event['host']}:{event['port']}"
+
+    def output_text(self) -> str:
+        """Return everything that the daemon has printed."""
+        return self.server.output.read_text() if self.server.output.exists() else ""
+
+    def log(self) -> list[dict[str, Any]]:
+        """Return the events of the log; a line that is still being written is not one."""
+        lines = self.output_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
+
+    def events(self, name: str, **fields: Any) -> list[dict[str, Any]]:
+        """Return the events with this text and these fields."""
+        return [one for one in self.log() if one["event"] == name and fields.items() <= one.items()]
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Return the status and the text of a page."""
+        try:
+            with urllib.request.urlopen(self._url + path, timeout=_PATIENCE_SECONDS) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def status(self) -> dict[str, Any]:
+        """Return the status page."""
+        return json.loads(self.get("/status")[1])
+
+    def partition(self, topic: str, number: int = 0) -> dict[str, Any]:
+        """Return a partition's line of the status page; empty when it has none."""
+        lines = self.status()["partitions"]
+        return next((one for one in lines if (one["topic"], one["partition"]) == (topic, number)), {})
+
+    def metric(self, name: str, **labels: str) -> float | None:
+        """Return the sum of a metric's samples that have these labels; None when there is none."""
+        families = text_string_to_metric_families(self.get("/metrics")[1])
+        values = [
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+        return sum(values) if values else None
+
+    def until(self, is_so: Callable[[], object], what: str, *, seconds: float = _PATIENCE_SECONDS) -> None:
+        """Return when *is_so* says so; fail when the daemon ends first, or it takes too long."""
+        deadline = time.monotonic() + seconds
+        while not is_so():
+            assert self.server.is_running, f"the daemon ended before {what}:\n{self.tail()}"
+            assert time.monotonic() < deadline, f"in {seconds} s it did not come that {what}:\n{self.tail()}"
+            time.sleep(_POLL_SECONDS)
+
+    def until_rounds(self, count: int) -> None:
+        """Return when *count* more rounds of reconciliation have begun and ended well."""
+        wanted = self.status()["rounds"] + count
+        self.until(lambda: self.status()["rounds"] >= wanted, f"{count} more rounds are done")
+
+    def until_next_offset(self, topic: str, next_offset: int, number: int = 0) -> None:
+        """Return when the archive of a partition reaches *next_offset*."""
+        self.until(
+            lambda: self.next_offset(topic, number) == next_offset,
+            f"the archive of {topic}-{number} reaches {next_offset}",
+        )
+
+    def next_offset(self, topic: str, number: int = 0) -> float | None:
+        """Return where the archive of a partition goes on, as the metric says it."""
+        return self.metric("tieringd_archive_next_offset", topic=topic, partition=str(number))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send the process a signal."""
+        self.server.send_signal(number)
+
+    def wait(self, timeout_seconds: float = _PATIENCE_SECONDS) -> int:
+        """Wait until the process ends and return its exit code."""
+        return self.server.wait(timeout_seconds)
+
+    def tail(self) -> str:
+        """Return the end of what it printed."""
+        return self.output_text()[-4000:]
+
+
+@contextmanager
+def running_daemon(config: Path, output: Path | None = None) -> Iterator[Daemon]:
+    """Run a daemon for the time of a `with` block; its log lies beside *config*."""
+    daemon = Daemon(config, output or config.with_suffix(".log"))
+    daemon.launch()
+    try:
+        daemon.wait_until_listening()
+        yield daemon
+    finally:
+        # Tests that care how it ends have ended it themselves.
+        daemon.server.kill()

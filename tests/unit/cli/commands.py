@@ -1,0 +1,103 @@
+"""Running `tieringd` as an operator does, and a small archive to run it on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from click.utils import strip_ansi
+from typer.testing import CliRunner
+
+from tests.builders import segment_bytes
+from tests.support.daemon import command, directory_config, write_config
+from tieringd.cli.main import app
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOPIC, TOPIC_ID = "pay.ments_eu-1", "wJalrXUtnFEMI-K7MDENGg"
+BASES = (0, 12, 24)
+"""Two closed segments of 12 records each, and the active one."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    exit_code: int
+    output: str
+    errors: str
+
+    def json(self) -> Any:
+        assert self.exit_code == 0, self.errors
+        return json.loads(self.output)
+
+
+def tieringd(*arguments: object, **environ: str) -> Done:
+    """Run a command as a process to its end; *environ* is added to the environment."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TIERINGD_CONFIG"}
+    done = subprocess.run(
+        command(*map(str, arguments)),
+        check=False,
+        capture_output=True,
+        timeout=120,
+        env=inherited | environ,
+    )
+    output, errors = (text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr))
+    assert "Traceback" not in errors, errors
+    return Done(done.returncode, output, errors)
+
+
+def invoked(*arguments: object) -> Done:
+    """
+    Run a command inside this process, in a thread of its own.
+
+    It is the same command without the second that a process takes to begin, and without `main`,
+    which makes exit codes of errors: those are raised here. The thread keeps the command's event
+    loop away from the tests' own.
+    """
+    environ = {"TIERINGD_CONFIG": "", "COLUMNS": "200", "NO_COLOR": "1"}
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(CliRunner().invoke, app, [*map(str, arguments)], env=environ).result()
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return Done(done.exit_code, strip_ansi(done.stdout), strip_ansi(done.stderr))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A log directory without a broker, an archive beside it, and the configuration of both."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        return self.root / "tieringd.yaml"
+
+    @property
+    def archive(self) -> Path:
+        return self.root / "archive"
+
+    @property
+    def partition_directory(self) -> Path:
+        return self.root / "logs" / f"{TOPIC}-0"
+
+    def objects(self, pattern: str) -> list[Path]:
+        """Return the files in the archive whose name matches."""
+        return sorted(path for path in self.archive.rglob(pattern) if path.is_file())
+
+
+def make_site(root: Path) -> Site:
+    """Write a log of three segments, and a configuration that archives it into a directory."""
+    site = Site(root)
+    site.partition_directory.mkdir(parents=True)
+    for base_offset in BASES:
+        (site.partition_directory / f"{base_offset:020d}.log").write_bytes(segment_bytes(base_offset))
+    (site.partition_directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {TOPIC_ID}")
+    (root / "state").mkdir()
+    write_config(site.config, directory_config([root / "logs"], site.archive, root / "state"))
+    return site

@@ -1,0 +1,182 @@
+"""The commands that look into an archive: JSON that parses, tables that are whole, and exit codes."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import subprocess
+
+import pytest
+from crc32c import crc32c
+
+from tests.builders import DEFAULT_TIME_MS, segment_bytes
+from tests.support.daemon import command
+from tests.unit.cli.commands import BASES, TOPIC, TOPIC_ID, Site, invoked, tieringd
+
+
+def segment_size(base_offset: int) -> int:
+    return len(segment_bytes(base_offset))
+
+
+TOTAL_BYTES = segment_size(0) + segment_size(12)
+ARCHIVE_COMMANDS = {
+    "topics": ("archive", "topics"),
+    "describe": ("archive", "describe", TOPIC),
+    "manifest": ("archive", "manifest", TOPIC, "0"),
+    "verify": ("archive", "verify"),
+}
+
+
+def table(output: str) -> list[dict[str, str]]:
+    """Return the rows of the last table that is printed, by column."""
+    *_, part = output.rstrip().split("\n\n")
+    head, *rows = [line.split() for line in part.splitlines()]
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("name", ARCHIVE_COMMANDS)
+def test_json_and_table_say_the_same(site, name):
+    """Standard output holds one JSON document and nothing else, and the table has its values."""
+    as_json = invoked(*ARCHIVE_COMMANDS[name], "--config", site.config, "--format", "json")
+    as_text = invoked(*ARCHIVE_COMMANDS[name], "--config", site.config)
+    document = as_json.json()
+    rows = {"manifest": lambda: document["segments"], "verify": lambda: document["partitions"]}
+    rows = rows.get(name, lambda: document)()
+
+    assert (as_json.errors, as_text.errors, as_text.exit_code) == ("", "", 0)
+    assert len(table(as_text.output)) == len(rows) > 0
+    for line, row in zip(table(as_text.output), rows, strict=True):
+        for column, text in line.items():
+            value = len(row[column]) if column == "faults" else row[column]
+            assert text == ("-" if value is None else str(value)), column
+
+
+def test_topics_gives_counts_and_sizes(site):
+    """The bucket alone says what it holds of each topic."""
+    assert invoked("archive", "topics", "-c", site.config, "-f", "json").json() == [
+        {
+            "cluster": "local",
+            "topic": TOPIC,
+            "topic_id": TOPIC_ID,
+            "partitions": 1,
+            "segments": 2,
+            "size_bytes": TOTAL_BYTES,
+            "lifecycle": "live",
+        }
+    ]
+
+
+def test_manifest_gives_every_field(site):
+    """Offsets, checksums, times and keys are those of the segments on disk."""
+    document = invoked("archive", "manifest", TOPIC, "0", "-c", site.config, "-f", "json").json()
+    assert (document["topic"], document["topic_id"], document["partition"]) == (TOPIC, TOPIC_ID, 0)
+    assert (document["start_offset"], document["next_offset"]) == (0, 24)
+    assert (document["epochs"], document["gaps"]) == ([{"epoch": 0, "start_offset": 0}], [])
+    for base_offset, row in zip(BASES, document["segments"], strict=False):
+        data = segment_bytes(base_offset)
+        assert (row["base_offset"], row["last_offset"]) == (base_offset, base_offset + 11)
+        assert (row["size_bytes"], row["crc32c"]) == (len(data), f"{crc32c(data):08x}")
+        assert row["base_timestamp"] == "2023-11-14T22:13:20.000Z"
+        assert row["max_timestamp"] == "2023-11-14T22:13:20.011Z"
+        assert (site.archive / row["key"]).read_bytes() == data
+    assert len(document["segments"]) == 2
+
+
+def test_read_prints_one_json_document_a_line(site):
+    """Each line is a record with its key and value in base64, from the offset on, up to the count."""
+    done = invoked("read", TOPIC, "-p", "0", "--offset", "11", "--count", "3", "-c", site.config)
+    lines = [json.loads(line) for line in done.output.splitlines()]
+    assert (done.exit_code, done.errors) == (0, "")
+    assert [line["offset"] for line in lines] == [11, 12, 13]
+    assert lines[0] == {
+        "topic": TOPIC,
+        "partition": 0,
+        "offset": 11,
+        "timestamp": DEFAULT_TIME_MS + 11,
+        "timestamp_type": "CreateTime",
+        "key": base64.b64encode(b"k2").decode(),
+        "value": base64.b64encode(b"v").decode(),
+        "headers": [],
+    }
+
+
+def test_read_prints_text_in_columns(site):
+    """Offset, time, key and value are separated by tabs."""
+    done = invoked("read", TOPIC, "-p", "0", "--count", "1", "--format", "text", "-c", site.config)
+    assert (done.exit_code, done.output) == (0, f"0\t{DEFAULT_TIME_MS}\tk0\tv\n")
+
+
+def test_read_of_no_records_prints_nothing(site):
+    """A count of zero is zero, and not "all"."""
+    done = invoked("read", TOPIC, "-p", "0", "--count", "0", "-c", site.config)
+    assert (done.exit_code, done.output, done.errors) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(["archive", "describe", "nope"], "the bucket holds no topic named nope", id="topic"),
+        pytest.param(["archive", "cat", TOPIC, "5"], f"holds nothing of {TOPIC}-5", id="partition"),
+    ],
+)
+def test_what_is_not_archived_exits_1_and_is_named(site, arguments, words):
+    """The error is one line on standard error, and standard output stays empty."""
+    done = tieringd(*arguments, "-c", site.config)
+    assert (done.exit_code, done.output) == (1, "")
+    assert done.errors.startswith("error: ")
+    assert words in done.errors
+    assert len(done.errors.splitlines()) == 1
+
+
+def test_reader_that_goes_away_ends_the_command_quietly(site):
+    """With its output closed, a command exits 1 and complains about nothing."""
+    reader = ["read", TOPIC, "-p", "0", "-c", str(site.config)]
+    process = subprocess.Popen(command(*reader), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    process.stderr.close()
+    assert (process.wait(60), errors) == (1, "")
+
+
+@pytest.fixture
+def damaged(site, tmp_path) -> Site:
+    """Return a copy of the archive, to be damaged."""
+    copy = Site(tmp_path)
+    shutil.copytree(site.archive, copy.archive)
+    copy.config.write_text(site.config.read_text().replace(str(site.root), str(copy.root)))
+    return copy
+
+
+def test_verify_exits_1_and_still_prints_its_report(damaged):
+    """A segment that has gone is a fault in both formats, and the exit code says so."""
+    (gone, _) = damaged.objects("*.log")
+    gone.unlink()
+    as_json = tieringd("archive", "verify", "-c", damaged.config, "--format", "json")
+    as_text = invoked("archive", "verify", "-c", damaged.config)
+
+    report = json.loads(as_json.output)
+    (fault,) = report["partitions"][0]["faults"]
+    assert (as_json.exit_code, as_text.exit_code, report["faults"]) == (1, 1, 1)
+    assert gone.name in fault
+    assert f"fault: {TOPIC}-0: {fault}\n" in as_text.output
+
+
+def test_corrupt_manifest_exits_1_and_is_named(damaged):
+    """A damaged manifest is an error that names the object, and not a trace."""
+    (path,) = damaged.objects("manifest")
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    done = tieringd("archive", "describe", TOPIC, "-c", damaged.config)
+    assert (done.exit_code, done.output) == (1, "")
+    assert str(path.relative_to(damaged.archive)) in done.errors
+    assert "checksum" in done.errors
+
+
+def test_archive_that_does_not_exist_exits_1(damaged):
+    """Without its bucket a command fails, and does not make one."""
+    shutil.rmtree(damaged.archive)
+    damaged.config.write_text(damaged.config.read_text().replace("/archive", "/no/such/archive"))
+    done = tieringd("archive", "topics", "-c", damaged.config)
+    assert (done.exit_code, done.output) == (1, "")
+    assert done.errors.startswith("error: ")
+    assert "/no/such/archive" in done.errors

@@ -1,0 +1,224 @@
+"""The partition manifest as bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import sys
+import zlib
+from array import array
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+
+from tests.golden.make_own_golden import MANIFEST, NEW_MANIFEST, OWN, SEGMENTS, files
+from tests.unit.formats.damage import NOT_JSON_OBJECTS, changed_heads, flipped, truncations
+from tests.unit.model.values import manifests, remote
+from tieringd.errors import CorruptDataError
+from tieringd.formats.envelope import seal, unseal
+from tieringd.formats.manifest_codec import MAGIC, decode_manifest, encode_manifest
+from tieringd.model.manifest import COLUMNS, Gap, SegmentTable
+
+GOLDEN = (OWN / "partition-manifest.v1").read_bytes()
+NEW_GOLDEN = (OWN / "partition-manifest-new.v1").read_bytes()
+EXPECTED = {"partition-manifest.v1": MANIFEST, "partition-manifest-new.v1": NEW_MANIFEST}
+
+
+def body_of(data: bytes) -> bytes:
+    return zlib.decompress(unseal(data, MAGIC, newest_version=1, kind="manifest")[1])
+
+
+def parts_of(data: bytes) -> tuple[dict, bytes]:
+    """Return the head and the columns of an encoded manifest."""
+    body = body_of(data)
+    (length,) = struct.unpack_from(">I", body)
+    return json.loads(body[4 : 4 + length]), body[4 + length :]
+
+
+def sealed(head: object, columns: bytes) -> bytes:
+    """Return a manifest with a right checksum around any head (JSON, or bytes as they are)."""
+    text = head if isinstance(head, bytes) else json.dumps(head).encode()
+    return seal(MAGIC, 1, zlib.compress(struct.pack(">I", len(text)) + text + columns))
+
+
+HEAD, COLUMN_BYTES = parts_of(GOLDEN)
+
+
+@given(manifests())
+def test_manifest_survives_encoding(manifest):
+    """Every field of every sound manifest comes back, and encodes to the same bytes."""
+    data = encode_manifest(manifest)
+    found = decode_manifest(data)
+    assert found == manifest
+    assert list(found.segments) == list(manifest.segments)
+    assert encode_manifest(found) == data
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_golden_manifest_decodes_to_its_values(name):
+    """What version 1 wrote is read as what it meant, field by field."""
+    found = decode_manifest((OWN / name).read_bytes())
+    for field in dataclasses.fields(found):
+        assert getattr(found, field.name) == getattr(EXPECTED[name], field.name), field.name
+
+
+def test_golden_manifest_holds_its_segments():
+    """Rows, with both writers, are those of the recipe."""
+    assert tuple(decode_manifest(GOLDEN).segments) == SEGMENTS
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_golden_manifest_encodes_to_the_same_bytes(name):
+    """This release still writes version 1. Deflate may differ between zlibs, so its input is compared."""
+    data = (OWN / name).read_bytes()
+    assert body_of(files()[name]) == body_of(data)
+    assert files()[name][:8] == data[:8]
+
+
+def test_golden_manifest_is_laid_out_as_documented():
+    """A reader that knows only the page of the format finds each value."""
+    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x01\x00\x00")
+    assert HEAD["gaps"] == [
+        [2001, 2499, "the broker deleted them first, after 7 Tage (é)", 1_700_000_850_000]
+    ]
+    assert (HEAD["rows"], HEAD["writers"]) == (3, sorted({one.writer_id for one in SEGMENTS}))
+    assert HEAD["epochs"] == [[0, 0], [4, 1000], [7, 2000], [2**31 - 1, 2500]]
+    values = struct.unpack(f"<{3 * 10}q", COLUMN_BYTES)
+    columns = [list(accumulate(values[at : at + 3])) for at in range(0, 30, 3)]
+    for name, column in zip(COLUMNS, columns[:-1], strict=True):
+        assert column == [getattr(segment, name) for segment in SEGMENTS], name
+    assert columns[-1] == [0, 1, 0]
+
+
+def test_columns_are_swapped_on_a_host_of_the_other_byte_order(monkeypatch):
+    """Where integers are kept the other way round, they are turned on the way out and on the way in."""
+    other = "big" if sys.byteorder == "little" else "little"
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "byteorder", other)
+        data = encode_manifest(MANIFEST)
+        assert decode_manifest(data) == MANIFEST
+    found, expected = array("q", parts_of(data)[1]), array("q", COLUMN_BYTES)
+    expected.byteswap()
+    assert found == expected
+
+
+def test_column_order_is_that_of_version_1():
+    """The order of columns is part of the stored format: another one needs another version."""
+    assert COLUMNS == (
+        "base_offset",
+        "last_offset",
+        "size_bytes",
+        "crc32c",
+        "base_timestamp_ms",
+        "max_timestamp_ms",
+        "leader_epoch",
+        "uploaded_at_ms",
+        "index_size_bytes",
+    )
+
+
+def test_manifest_of_regular_segments_is_small():
+    """A thousand segments of one writer take a few bytes each, because differences are alike."""
+    rows = [remote(100 * row, 100 * row + 99, uploaded_at_ms=10**12 + 60_000 * row) for row in range(1000)]
+    manifest = dataclasses.replace(NEW_MANIFEST, segments=SegmentTable.of(rows), next_offset=100_000)
+    assert len(encode_manifest(manifest)) < 4000
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_any_changed_byte_of_a_manifest_is_corrupt(name):
+    """One byte changed anywhere is noticed, and as nothing but corrupt data."""
+    for data in flipped((OWN / name).read_bytes()):
+        with pytest.raises(CorruptDataError):
+            decode_manifest(data)
+
+
+def test_any_truncated_manifest_is_corrupt():
+    """A manifest that ends early is noticed at every length."""
+    for data in truncations(GOLDEN):
+        with pytest.raises(CorruptDataError):
+            decode_manifest(data)
+
+
+def test_manifest_of_a_newer_version_says_what_to_do():
+    """A host that was not upgraded names the version and the way out."""
+    data = seal(MAGIC, 2, b"whatever version 2 will hold")
+    with pytest.raises(CorruptDataError) as caught:
+        decode_manifest(data)
+    assert str(caught.value) == (
+        "partition manifest has format version 2; this release reads 1 to 1. Upgrade tieringd on this host"
+    )
+
+
+def test_segment_index_is_not_a_manifest():
+    """The kinds of documents are told apart by their first bytes."""
+    with pytest.raises(CorruptDataError, match="this is not a partition manifest: it begins with b'TRDI'"):
+        decode_manifest((OWN / "segment-index.v1").read_bytes())
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"not deflate", id="other bytes"),
+        pytest.param(zlib.compress(body_of(GOLDEN))[:-1], id="cut"),
+        pytest.param(zlib.compress(body_of(GOLDEN)) + b"x", id="followed by a byte"),
+        pytest.param(zlib.compress(b""), id="nothing inside"),
+        pytest.param(zlib.compress(b"\xff\xff\xff\xff{}"), id="head longer than the body"),
+        pytest.param(zlib.compress(body_of(GOLDEN) + b"x"), id="columns longer than the rows"),
+        pytest.param(zlib.compress(body_of(GOLDEN)[:-8]), id="columns shorter than the rows"),
+        pytest.param(zlib.compress(body_of(NEW_GOLDEN) + b"x"), id="columns without a row"),
+    ],
+)
+def test_whole_envelope_around_a_wrong_body_is_corrupt(packed):
+    """A right checksum does not make a body right."""
+    with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
+        decode_manifest(seal(MAGIC, 1, packed))
+
+
+@pytest.mark.parametrize("head", NOT_JSON_OBJECTS, ids=range(len(NOT_JSON_OBJECTS)))
+def test_manifest_whose_head_is_no_object_is_corrupt(head):
+    """Anything but a JSON object with the right fields is corrupt data."""
+    with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
+        decode_manifest(sealed(head, COLUMN_BYTES))
+
+
+@pytest.mark.parametrize("name", HEAD)
+def test_manifest_without_a_field_is_corrupt(name):
+    """Every field of the head is needed."""
+    assert decode_manifest(sealed(HEAD, COLUMN_BYTES)) == MANIFEST
+    with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
+        decode_manifest(sealed({key: value for key, value in HEAD.items() if key != name}, COLUMN_BYTES))
+
+
+@given(changed_heads(HEAD))
+def test_manifest_with_any_other_head_is_read_or_corrupt(head):
+    """Whatever type a field has, nothing but CorruptDataError comes of it."""
+    try:
+        found = decode_manifest(sealed(head, COLUMN_BYTES))
+    except CorruptDataError:
+        return
+    assert found.faults() == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        pytest.param({"next_offset": 5}, "next_offset is 5, but the last entry ends before", id="end"),
+        pytest.param({"gaps": []}, "offsets 2001 to 2499 are neither stored nor a recorded gap", id="hole"),
+        pytest.param({"start_offset": 0}, "offsets 0 to 999 are neither stored nor", id="start"),
+        pytest.param({"epochs": [[5, 0], [4, 9]]}, "leader epoch 4 at 9 follows 5 at 0", id="epochs"),
+    ],
+)
+def test_manifest_that_breaks_a_rule_is_not_read(changes, words):
+    """A document that is whole and says something impossible is corrupt, and the error says what."""
+    with pytest.raises(CorruptDataError, match=f"partition manifest breaks its rules: .*{words}"):
+        decode_manifest(sealed(HEAD | changes, COLUMN_BYTES))
+
+
+def test_manifest_that_breaks_a_rule_is_not_written():
+    """A fault of this program stops before anything reaches the bucket."""
+    broken = dataclasses.replace(MANIFEST, gaps=(Gap(2001, 2498, "too short", 0),))
+    with pytest.raises(ValueError, match=r"refusing to write .*: offsets 2499 to 2499 are neither"):
+        encode_manifest(broken)

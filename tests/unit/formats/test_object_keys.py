@@ -1,0 +1,160 @@
+"""Names of objects in the bucket."""
+
+from __future__ import annotations
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.golden.make_own_golden import CLUSTER, PARTITION, SEGMENTS, TOPIC, TOPIC_ID
+from tests.unit.model.values import remote
+from tieringd.formats.object_keys import (
+    TOPIC_MANIFESTS_PREFIX,
+    DataKey,
+    TopicKey,
+    data_key,
+    index_key,
+    manifest_key,
+    parse_data_key,
+    parse_topic_manifest_key,
+    topic_manifest_key,
+)
+from tieringd.model.partition import TopicIdPartition
+
+DATA_KEY = (
+    "42420a25/MkU3OEVBNTcwNTJENDM2Qk/pay.ments_eu-1/12_wJalrXUtnFEMI-K7MDENGg/"
+    "1000-1999-1073741824-4-0123456789abcdef0123456789abcdef.log"
+)
+TOPIC_MANIFEST_KEY = (
+    "meta/MkU3OEVBNTcwNTJENDM2Qk/topics/pay.ments_eu-1_wJalrXUtnFEMI-K7MDENGg/topic_manifest.json"
+)
+
+base64url = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+topic_ids = st.text(base64url, min_size=22, max_size=22)
+topics = st.text("ab.-_9", min_size=1, max_size=12) | st.sampled_from(
+    ["__consumer_offsets", "_", "-", "a_" + "B" * 22, "meta", "topics", "x.log", "0-1-2-3-ab.log"]
+)
+partitions = st.builds(
+    TopicIdPartition, st.text(base64url, min_size=1), topics, topic_ids, st.integers(0, 10**6)
+)
+segments = st.builds(
+    lambda base, length, size, epoch, writer: remote(
+        base, base + length, size_bytes=size, leader_epoch=epoch, writer_id=writer
+    ),
+    st.integers(0, 2**62),
+    st.integers(0, 10**6),
+    st.integers(0, 2**40),
+    st.integers(0, 2**31 - 1),
+    st.text("0123456789abcdef", min_size=1, max_size=32),
+)
+
+
+def test_keys_are_laid_out_as_documented():
+    """Every part of a key is where the page of the format says, behind a hash of the rest."""
+    assert data_key(PARTITION, SEGMENTS[0]) == DATA_KEY
+    assert index_key(PARTITION, SEGMENTS[0]) == DATA_KEY + ".index"
+    assert manifest_key(PARTITION) == (
+        "10a57fad/MkU3OEVBNTcwNTJENDM2Qk/meta/pay.ments_eu-1/12_wJalrXUtnFEMI-K7MDENGg/manifest"
+    )
+    assert topic_manifest_key(TopicKey(CLUSTER, TOPIC, TOPIC_ID)) == TOPIC_MANIFEST_KEY
+    assert TOPIC_MANIFEST_KEY.startswith(TOPIC_MANIFESTS_PREFIX)
+
+
+@given(partitions, segments)
+def test_data_key_is_parsed(partition, segment):
+    """Topics with dots, dashes, underscores, or that look like other keys, come back from the key."""
+    assert parse_data_key(data_key(partition, segment)) == DataKey(
+        partition,
+        base_offset=segment.base_offset,
+        last_offset=segment.last_offset,
+        size_bytes=segment.size_bytes,
+        leader_epoch=segment.leader_epoch,
+        writer_id=segment.writer_id,
+    )
+
+
+@given(st.builds(TopicKey, st.text(base64url, min_size=1), topics, topic_ids))
+def test_topic_manifest_key_is_parsed(key):
+    """A topic's name may hold underscores and end like an id: the id is the last 22 characters."""
+    text = topic_manifest_key(key)
+    assert text.startswith(TOPIC_MANIFESTS_PREFIX)
+    assert parse_topic_manifest_key(text) == key
+
+
+@given(partitions, segments)
+def test_each_key_is_of_one_kind(partition, segment):
+    """No key is taken for one of another kind, whatever the topic is called."""
+    key = TopicKey(partition.cluster, partition.topic, partition.topic_id)
+    others = [index_key(partition, segment), manifest_key(partition), topic_manifest_key(key)]
+    assert [parse_data_key(one) for one in others] == [None] * 3
+    others = [data_key(partition, segment), index_key(partition, segment), manifest_key(partition)]
+    assert [parse_topic_manifest_key(one) for one in others] == [None] * 3
+
+
+@given(partitions, segments)
+def test_keys_begin_with_the_hash_of_the_rest(partition, segment):
+    """The prefix is eight hex digits of xxh32; an index lies beside its data object."""
+    for key in (data_key(partition, segment), manifest_key(partition)):
+        head, rest = key.split("/", 1)
+        assert head == xxhash.xxh32(rest.encode(), seed=0).hexdigest()
+    assert index_key(partition, segment) == data_key(partition, segment) + ".index"
+
+
+KEY = data_key(PARTITION, SEGMENTS[0])
+
+
+def hashed_again(key: str) -> str:
+    """Return *key* with the hash that the rest of it has."""
+    return f"{xxhash.xxh32(key[9:].encode()).hexdigest()}{key[8:]}"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "/",
+        KEY + ".index",
+        KEY + ".part",
+        KEY + "\n",
+        hashed_again(KEY + ".part"),
+        hashed_again(KEY.replace(".log", "-log")),
+        "x" + KEY,
+        KEY[1:],
+        KEY.upper(),
+        "00000000" + KEY[8:],
+        KEY.replace("1000-", "1001-"),
+        KEY.replace("12_", "13_"),
+        KEY.replace("0123456789abcdef", "0123456789abcdeg"),
+        KEY.replace("/pay.ments_eu-1/", "/"),
+        KEY.replace("-4-", "--1-"),
+        KEY.replace(TOPIC_ID, TOPIC_ID[1:]),
+    ],
+)
+def test_other_keys_are_no_data_keys(key):
+    """A key with another shape, or whose hash is not of the rest, is nobody's data object."""
+    assert parse_data_key(key) is None
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        "meta",
+        TOPIC_MANIFEST_KEY + "/",
+        TOPIC_MANIFEST_KEY + ".bak",
+        "x/" + TOPIC_MANIFEST_KEY,
+        TOPIC_MANIFEST_KEY.replace("meta/", "mete/"),
+        TOPIC_MANIFEST_KEY.replace("/topics/", "/topic/"),
+        TOPIC_MANIFEST_KEY.replace("topic_manifest", "manifest"),
+        TOPIC_MANIFEST_KEY.replace("-1_wJal", "-1-wJal"),
+        TOPIC_MANIFEST_KEY.replace("pay.ments_eu-1_", "_"),
+        TOPIC_MANIFEST_KEY.replace("pay.ments_eu-1_", ""),
+        TOPIC_MANIFEST_KEY.replace("MkU3OEVBNTcwNTJENDM2Qk/", ""),
+        TOPIC_MANIFEST_KEY.replace(TOPIC_ID, "short"),
+    ],
+)
+def test_other_keys_are_no_topic_manifest_keys(key):
+    """A key with another shape, without a topic or with a short id, names no topic."""
+    assert parse_topic_manifest_key(TOPIC_MANIFEST_KEY) == TopicKey(CLUSTER, TOPIC, TOPIC_ID)
+    assert parse_topic_manifest_key(key) is None

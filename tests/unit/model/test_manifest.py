@@ -1,0 +1,217 @@
+"""The partition manifest: each change by itself, and every broken rule by its words."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.model.values import PARTITION, WRITERS, manifests, remote, stored
+from tieringd.model.manifest import Gap, PartitionManifest, SegmentTable
+
+EMPTY = PartitionManifest.begin(PARTITION, start_offset=10)
+TWO = stored([remote(10, 19), remote(20, 29)])
+
+
+def test_manifest_begins_with_nothing():
+    """A new manifest ends where it starts, and no writer has claimed it."""
+    assert (EMPTY.start_offset, EMPTY.next_offset, EMPTY.last_offset) == (10, 10, None)
+    assert (EMPTY.leader_epoch, EMPTY.writer_id, EMPTY.commit_number) == (-1, "", 0)
+    assert (len(EMPTY.segments), EMPTY.gaps, EMPTY.epochs) == (0, (), ())
+    assert EMPTY.faults() == ()
+
+
+def test_appended_segments_move_the_end():
+    """The next offset is the end of the last segment, and the old manifest stays as it was."""
+    longer = TWO.appended([remote(30, 30), remote(31, 99)])
+    assert [one.base_offset for one in longer.segments] == [10, 20, 30, 31]
+    assert (longer.next_offset, longer.last_offset) == (100, 99)
+    assert (TWO.next_offset, TWO.last_offset, len(TWO.segments)) == (30, 29, 2)
+    assert longer.faults() == TWO.faults() == ()
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        pytest.param([remote(31, 39)], id="hole"),
+        pytest.param([remote(29, 39)], id="overlap"),
+        pytest.param([remote(20, 29)], id="again"),
+        pytest.param([remote(30, 29)], id="empty"),
+        pytest.param([remote(30, 39), remote(41, 49)], id="hole inside"),
+        pytest.param([remote(30, 39), remote(39, 49)], id="overlap inside"),
+    ],
+)
+def test_appended_refuses_a_hole_an_overlap_and_an_empty_segment(segments):
+    """A segment that does not begin where the last one ends is refused with all its neighbours."""
+    culprit = segments[-1]
+    with pytest.raises(ValueError, match=f"segment {culprit.base_offset} to {culprit.last_offset} cannot fo"):
+        TWO.appended(segments)
+
+
+@pytest.mark.parametrize(
+    ("known", "added", "expected"),
+    [
+        pytest.param((), ((3, 10),), ((3, 10),), id="first"),
+        pytest.param(((3, 10),), ((3, 20),), ((3, 10),), id="known epoch keeps its start"),
+        pytest.param(((3, 10),), ((3, 5),), ((3, 10),), id="known epoch with an earlier start"),
+        pytest.param(((3, 10),), ((3, 20), (5, 25)), ((3, 10), (5, 25)), id="next"),
+        pytest.param(((3, 10),), ((4, 10),), ((3, 10), (4, 10)), id="an epoch without records"),
+        pytest.param((), ((1, 0), (2, 5), (2, 7), (9, 9)), ((1, 0), (2, 5), (9, 9)), id="several"),
+        pytest.param(((3, 10),), (), ((3, 10),), id="none"),
+    ],
+)
+def test_appended_extends_the_history_of_epochs(known, added, expected):
+    """Epochs that are not known yet go to the end; a known one keeps where it began."""
+    assert EMPTY.appended((), known).appended((), added).epochs == expected
+
+
+@pytest.mark.parametrize(
+    ("added", "words"),
+    [
+        pytest.param(((2, 30),), "leader epoch 2 at offset 30 follows epoch 3 at 10", id="epoch goes back"),
+        pytest.param(((4, 9),), "leader epoch 4 at offset 9 follows epoch 3 at 10", id="start goes back"),
+        pytest.param(((4, 12), (5, 11)), "epoch 5 at offset 11 follows epoch 4 at 12", id="among the new"),
+    ],
+)
+def test_appended_refuses_an_epoch_that_goes_back(added, words):
+    """Neither an epoch nor its start may be lower than the one before."""
+    with pytest.raises(ValueError, match=words):
+        EMPTY.appended((), ((3, 10),)).appended((), added)
+
+
+def test_gap_is_recorded_at_the_end():
+    """A gap takes the place of segments, with its reason and time, and uploading goes on after it."""
+    gap = Gap(30, 44, "deleted by the broker", 1234)
+    longer = TWO.with_gap(gap)
+    assert (longer.gaps, longer.next_offset, longer.last_offset) == ((gap,), 45, 44)
+    assert longer.appended([remote(45, 50)]).faults() == ()
+    assert TWO.gaps == ()
+
+
+@pytest.mark.parametrize(
+    "gap", [Gap(31, 44, "", 0), Gap(29, 44, "", 0), Gap(30, 29, "", 0)], ids=["after", "before", "empty"]
+)
+def test_gap_anywhere_else_is_refused(gap):
+    """A gap begins at the next offset and holds at least one."""
+    with pytest.raises(ValueError, match=f"gap {gap.base_offset} to {gap.last_offset} cannot follow offset"):
+        TWO.with_gap(gap)
+
+
+def test_committed_changes_the_writer_and_nothing_else():
+    """The claim is four fields; what is stored stays the same."""
+    signed = TWO.committed(writer_id=WRITERS[1], leader_epoch=7, commit_number=42, now_ms=99)
+    claim = (signed.writer_id, signed.leader_epoch, signed.commit_number, signed.committed_at_ms)
+    assert claim == (WRITERS[1], 7, 42, 99)
+    assert signed.committed(writer_id="", leader_epoch=-1, commit_number=0, now_ms=0) == TWO
+
+
+def _with(base: PartitionManifest, *segments, **changes) -> PartitionManifest:
+    """Return *base* with rows and fields that no method would let in."""
+    rows = {"segments": SegmentTable.of(segments)} if segments else {}
+    return dataclasses.replace(base, **rows, **changes)
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        pytest.param(
+            _with(TWO, remote(10, 19), remote(21, 29)),
+            ["offsets 20 to 20 are neither stored nor a recorded gap"],
+            id="hole",
+        ),
+        pytest.param(
+            _with(TWO, remote(12, 29)),
+            ["offsets 10 to 11 are neither stored nor a recorded gap"],
+            id="hole at the start",
+        ),
+        pytest.param(
+            _with(TWO, remote(10, 20), remote(20, 29)),
+            ["segment 20 overlaps the offsets before 21"],
+            id="overlap by one",
+        ),
+        pytest.param(
+            _with(TWO, remote(10, 29), remote(20, 24), remote(30, 39), next_offset=40),
+            ["segment 20 overlaps the offsets before 30"],
+            id="inside another",
+        ),
+        pytest.param(
+            _with(TWO, remote(9, 29)), ["segment 9 overlaps the offsets before 10"], id="before the start"
+        ),
+        pytest.param(
+            _with(TWO, remote(20, 29), remote(10, 19)),
+            ["segment 10 follows segment 20, out of order"],
+            id="rows out of order",
+        ),
+        pytest.param(
+            _with(TWO, remote(10, 29), remote(10, 29)),
+            ["segment 10 follows segment 10, out of order", "segment 10 overlaps the offsets before 30"],
+            id="twice",
+        ),
+        pytest.param(
+            _with(TWO, remote(10, 29), remote(30, 29)),
+            ["segment 30 ends before it begins, at 29"],
+            id="empty segment",
+        ),
+        pytest.param(
+            _with(TWO, gaps=(Gap(25, 29, "", 0),)),
+            ["gap 25 overlaps the offsets before 30"],
+            id="gap over a segment",
+        ),
+        pytest.param(
+            _with(TWO, gaps=(Gap(30, 29, "", 0),)), ["gap 30 ends before it begins, at 29"], id="empty gap"
+        ),
+        pytest.param(
+            _with(TWO, next_offset=31),
+            ["next_offset is 31, but the last entry ends before 30"],
+            id="end too late",
+        ),
+        pytest.param(
+            _with(TWO, next_offset=29),
+            ["next_offset is 29, but the last entry ends before 30"],
+            id="end too early",
+        ),
+        pytest.param(
+            _with(EMPTY, next_offset=11),
+            ["next_offset is 11, but the last entry ends before 10"],
+            id="end without entries",
+        ),
+        pytest.param(
+            _with(TWO, epochs=((3, 10), (2, 20))),
+            ["leader epoch 2 at 20 follows 3 at 10"],
+            id="epoch goes back",
+        ),
+        pytest.param(
+            _with(TWO, epochs=((3, 10), (3, 20))), ["leader epoch 3 at 20 follows 3 at 10"], id="epoch twice"
+        ),
+        pytest.param(
+            _with(TWO, epochs=((3, 10), (4, 9), (5, 12), (1, 12))),
+            ["leader epoch 4 at 9 follows 3 at 10", "leader epoch 1 at 12 follows 5 at 12"],
+            id="two at once",
+        ),
+    ],
+)
+def test_faults_names_every_broken_rule(broken, words):
+    """Each broken rule is one line that names the offsets; nothing else is reported."""
+    assert list(broken.faults()) == words
+
+
+@given(manifests(), st.data())
+def test_faults_sees_every_lost_row(manifest, data):
+    """A sound manifest has none, and one without any one of its rows is no longer sound."""
+    assert manifest.faults() == ()
+    rows = list(manifest.segments)
+    if rows:
+        del rows[data.draw(st.integers(0, len(rows) - 1))]
+        assert dataclasses.replace(manifest, segments=SegmentTable.of(rows)).faults()
+
+
+@given(manifests(), st.data())
+def test_faults_sees_any_two_rows_that_changed_places(manifest, data):
+    """Rows in another order would be searched in vain, so they are a fault."""
+    rows = list(manifest.segments)
+    if len(rows) > 1:
+        first = data.draw(st.integers(0, len(rows) - 2))
+        rows[first], rows[first + 1] = rows[first + 1], rows[first]
+        assert dataclasses.replace(manifest, segments=SegmentTable.of(rows)).faults()

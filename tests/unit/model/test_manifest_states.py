@@ -1,0 +1,143 @@
+"""The partition manifest against a plain list of offsets, through any sequence of changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.unit.model.values import PARTITION, WRITERS, remote_segments
+from tieringd.model.manifest import Gap, PartitionManifest
+
+if TYPE_CHECKING:
+    from tieringd.model.segment import RemoteSegment
+
+LONGEST = 6
+"""Offsets in one segment or gap: short, so that every offset of the log is looked up."""
+
+
+class ManifestMachine(RuleBasedStateMachine):
+    """
+    Append, record gaps, commit, and try what must be refused.
+
+    The model is two lists in the order of the calls and one dictionary from each offset to what
+    holds it. It knows nothing of columns and bisection.
+    """
+
+    @initialize(start_offset=st.integers(0, 20))
+    def begin(self, start_offset: int) -> None:
+        self.manifest = PartitionManifest.begin(PARTITION, start_offset=start_offset)
+        self.start_offset = start_offset
+        self.next_offset = start_offset
+        self.segments: list[RemoteSegment] = []
+        self.gaps: list[Gap] = []
+        self.holders: dict[int, RemoteSegment | Gap] = {}
+        self.epochs: list[tuple[int, int]] = []
+        self.claim = ("", -1, 0, 0)
+
+    def _note(self, entry: RemoteSegment | Gap) -> None:
+        for offset in range(entry.base_offset, entry.last_offset + 1):
+            assert offset not in self.holders
+            self.holders[offset] = entry
+        self.next_offset = entry.last_offset + 1
+
+    @rule(count=st.integers(0, 3), new_epoch=st.booleans(), data=st.data())
+    def append(self, count: int, new_epoch: bool, data: st.DataObject) -> None:  # noqa: FBT001 drawn by name
+        first_offset, added = self.next_offset, []
+        for _ in range(count):
+            added.append(data.draw(remote_segments(self.next_offset, max_length=LONGEST)))
+            self._note(added[-1])
+        self.segments += added
+        if new_epoch:
+            self.epochs.append((self.epochs[-1][0] + 2 if self.epochs else 0, first_offset))
+        self.manifest = self.manifest.appended(added, self.epochs[-1:])
+
+    @rule(length=st.integers(1, LONGEST), reason=st.sampled_from(["retention", "old format"]))
+    def record_gap(self, length: int, reason: str) -> None:
+        gap = Gap(self.next_offset, self.next_offset + length - 1, reason, len(self.gaps))
+        self.gaps.append(gap)
+        self._note(gap)
+        self.manifest = self.manifest.with_gap(gap)
+
+    @rule(writer_id=st.sampled_from(WRITERS), epoch=st.integers(0, 9), number=st.integers(1, 99))
+    def commit(self, writer_id: str, epoch: int, number: int) -> None:
+        self.claim = (writer_id, epoch, number, number * 10)
+        self.manifest = self.manifest.committed(
+            writer_id=writer_id, leader_epoch=epoch, commit_number=number, now_ms=number * 10
+        )
+
+    @rule(distance=st.integers(-LONGEST, LONGEST).filter(bool), data=st.data())
+    def refuse_another_place(self, distance: int, data: st.DataObject) -> None:
+        segment = data.draw(remote_segments(self.next_offset + distance, max_length=LONGEST))
+        with pytest.raises(ValueError, match="cannot follow"):
+            self.manifest.appended([segment])
+        with pytest.raises(ValueError, match="cannot follow"):
+            self.manifest.with_gap(Gap(segment.base_offset, segment.last_offset, "", 0))
+
+    @rule(data=st.data())
+    def refuse_a_hole_between_new_segments(self, data: st.DataObject) -> None:
+        first = data.draw(remote_segments(self.next_offset, max_length=LONGEST))
+        second = data.draw(remote_segments(first.next_offset + 1, max_length=LONGEST))
+        with pytest.raises(ValueError, match="cannot follow"):
+            self.manifest.appended([first, second])
+
+    @rule()
+    def refuse_an_empty_entry(self) -> None:
+        with pytest.raises(ValueError, match="cannot follow"):
+            self.manifest.with_gap(Gap(self.next_offset, self.next_offset - 1, "", 0))
+
+    @rule(distance=st.integers(1, 3))
+    def refuse_an_epoch_that_goes_back(self, distance: int) -> None:
+        if self.epochs:
+            epoch, start_offset = self.epochs[-1]
+            with pytest.raises(ValueError, match="leader epoch"):
+                self.manifest.appended((), [(epoch - distance, start_offset)])
+            with pytest.raises(ValueError, match="leader epoch"):
+                self.manifest.appended((), [(epoch + 1, start_offset - distance)])
+
+    @invariant()
+    def is_sound(self) -> None:
+        assert self.manifest.faults() == ()
+
+    @invariant()
+    def holds_what_the_model_holds(self) -> None:
+        found = self.manifest
+        assert (found.partition, found.start_offset) == (PARTITION, self.start_offset)
+        assert found.next_offset == self.next_offset
+        assert found.last_offset == max(self.holders, default=None)
+        assert list(found.segments) == self.segments
+        assert list(found.gaps) == self.gaps
+        assert list(found.epochs) == self.epochs
+        assert (found.writer_id, found.leader_epoch, found.commit_number, found.committed_at_ms) == self.claim
+
+    @invariant()
+    def every_offset_is_held_once_or_is_outside(self) -> None:
+        assert sorted(self.holders) == list(range(self.start_offset, self.next_offset))
+        for offset in range(self.start_offset - 1, self.next_offset + 1):
+            holder = self.holders.get(offset)
+            expected = None if isinstance(holder, Gap) else holder
+            assert self.manifest.segments.covering(offset) == expected
+
+    @invariant()
+    def reading_begins_at_the_first_segment_that_is_not_behind(self) -> None:
+        for offset in range(self.start_offset - 1, self.next_offset + 1):
+            behind = [one for one in self.segments if one.last_offset < offset]
+            assert self.manifest.segments.row_at_or_after(offset) == len(behind)
+
+    @invariant()
+    def times_are_those_of_the_rows(self) -> None:
+        times = self.manifest.segments.column("max_timestamp_ms")
+        for wanted in {0, *times}:
+            expected = next((one for one in self.segments if one.max_timestamp_ms >= wanted), None)
+            row = next((row for row, time_ms in enumerate(times) if time_ms >= wanted), None)
+            assert (None if row is None else self.manifest.segments[row]) == expected
+
+
+ManifestMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+class TestManifestStates(ManifestMachine.TestCase):
+    """After any sequence of changes the manifest is sound and agrees with the model."""

@@ -1,0 +1,178 @@
+"""Segments in columns: what goes in comes out, found by bisection, small in memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.model.values import WRITERS, remote, remote_segments
+from tieringd.model.manifest import COLUMNS, SegmentTable
+
+MILLION = 1_000_000
+FOUR = (
+    remote(10, 19, writer_id="a", size_bytes=1),
+    remote(20, 29, writer_id="b", size_bytes=20),
+    remote(40, 49, writer_id="a", size_bytes=300),
+    remote(50, 50, writer_id="c", size_bytes=4000),
+)
+"""Offsets 30 to 39 are missing, as after a gap."""
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list:
+    segments, base_offset = [], draw(st.integers(0, 50))
+    for skipped in draw(st.lists(st.integers(0, 3), max_size=10)):
+        segments.append(draw(remote_segments(base_offset + skipped, max_length=5)))
+        base_offset = segments[-1].next_offset
+    return segments
+
+
+@given(tables())
+def test_table_gives_back_what_it_was_built_of(segments):
+    """Every field of every segment survives, by row, in order and in number."""
+    table = SegmentTable.of(segments)
+    assert list(table) == segments
+    assert [table[row] for row in range(len(table))] == segments
+    assert len(table) == len(segments)
+    assert table.total_bytes == sum(segment.size_bytes for segment in segments)
+
+
+@given(tables(), st.integers(0, 10))
+def test_table_is_the_same_when_appended_in_parts(segments, cut):
+    """Appending is concatenation, and the shorter table stays as it was."""
+    head = SegmentTable.of(segments[:cut])
+    assert head.appended(segments[cut:]) == SegmentTable.of(segments)
+    assert list(head) == segments[:cut]
+
+
+@given(tables(), st.integers(-1, 100))
+def test_table_search_agrees_with_a_linear_one(segments, offset):
+    """Both lookups give what a walk over all rows gives, inside, between and outside segments."""
+    table = SegmentTable.of(segments)
+    rows = [row for row, segment in enumerate(segments) if segment.last_offset >= offset]
+    holders = [one for one in segments if one.base_offset <= offset <= one.last_offset]
+    assert table.row_at_or_after(offset) == (rows[0] if rows else len(segments))
+    assert table.covering(offset) == (holders[0] if holders else None)
+
+
+@pytest.mark.parametrize(
+    ("offset", "row", "covered"),
+    [
+        *[(0, 0, None), (9, 0, None), (10, 0, 0), (19, 0, 0), (20, 1, 1), (29, 1, 1)],
+        *[(30, 2, None), (39, 2, None), (40, 2, 2), (49, 2, 2), (50, 3, 3), (51, 4, None)],
+    ],
+)
+def test_table_lookup_is_exact_at_the_edges(offset, row, covered):
+    """First and last offsets are inside; the one before and the one after are not."""
+    table = SegmentTable.of(FOUR)
+    assert table.row_at_or_after(offset) == row
+    assert table.covering(offset) == (None if covered is None else FOUR[covered])
+
+
+def test_table_keeps_each_writer_once():
+    """Rows hold the numbers of writers, given out in order of appearance."""
+    table = SegmentTable.of(FOUR[:2]).appended(FOUR[2:])
+    assert table.writers == ("a", "b", "c")
+    assert list(table.writer_numbers) == [0, 1, 0, 2]
+
+
+def test_table_columns_hold_one_field_each():
+    """A column is one field of all rows, under the name of the field."""
+    table = SegmentTable.of(FOUR)
+    for name in COLUMNS:
+        assert list(table.column(name)) == [getattr(segment, name) for segment in FOUR]
+
+
+@given(tables())
+def test_table_is_built_again_from_its_columns(segments):
+    """Columns, writers' numbers and writers are the whole of a table."""
+    table = SegmentTable.of(segments)
+    columns = {name: list(table.column(name)) for name in COLUMNS}
+    assert SegmentTable.from_columns(columns, table.writer_numbers, table.writers) == table
+
+
+def _columns(**changes: list[int]) -> dict[str, list[int]]:
+    return {name: [1, 2] for name in COLUMNS} | changes
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_table_refuses_a_column_of_another_length(name):
+    """One column shorter than the others is an error, whichever it is."""
+    with pytest.raises(ValueError, match="segment columns differ in length"):
+        SegmentTable.from_columns(_columns(**{name: [1]}), [0, 0], ["a"])
+
+
+def test_table_refuses_writer_numbers_of_another_length():
+    """Every row has a writer."""
+    with pytest.raises(ValueError, match="segment columns differ in length"):
+        SegmentTable.from_columns(_columns(), [0], ["a"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"crc32c": [0, 2**32]},
+        {"crc32c": [0, -1]},
+        {"leader_epoch": [0, 2**31]},
+        {"base_offset": [0, 2**63]},
+        {"size_bytes": [0, 2**63]},
+    ],
+    ids=str,
+)
+def test_table_refuses_a_value_that_does_not_fit(changes):
+    """A value outside its column's range is an error, and never another number."""
+    with pytest.raises(ValueError, match="a segment column holds a value out of range"):
+        SegmentTable.from_columns(_columns(**changes), [0, 0], ["a"])
+
+
+def test_table_refuses_a_writer_number_that_does_not_fit():
+    """A writer's number has 16 bits."""
+    with pytest.raises(ValueError, match="a segment column holds a value out of range"):
+        SegmentTable.from_columns(_columns(), [0, 2**16], ["a"])
+
+
+def test_table_refuses_a_writer_that_is_not_listed():
+    """The number after the last writer's is nobody's."""
+    assert len(SegmentTable.from_columns(_columns(), [0, 1], ["a", "b"])) == 2
+    with pytest.raises(ValueError, match="names a writer that the manifest does not list"):
+        SegmentTable.from_columns(_columns(), [0, 2], ["a", "b"])
+
+
+def test_tables_are_equal_by_what_they_hold():
+    """Writers may be numbered differently in equal tables; a list is not a table."""
+    forwards = SegmentTable.of(FOUR[:2])
+    columns = {name: forwards.column(name) for name in COLUMNS}
+    assert SegmentTable.from_columns(columns, [1, 0], ["b", "a"]) == forwards
+    assert SegmentTable.from_columns(columns, [0, 0], ["a"]) != forwards
+    assert forwards != list(FOUR[:2])
+
+
+def test_table_is_not_hashable_and_says_its_size():
+    """A table compares by its rows, which is no work for a hash; its text does not print them."""
+    with pytest.raises(TypeError):
+        hash(SegmentTable.of(FOUR))
+    assert repr(SegmentTable.of(FOUR)) == "SegmentTable(4 segments)"
+
+
+def test_million_segments_take_tens_of_megabytes():
+    """A table of a million rows stays under 80 bytes a row, and finds offsets at both ends."""
+    lasts = array("q", range(99, 100 * MILLION, 100))
+    columns = {name: array("q", [7]) * MILLION for name in COLUMNS}
+    columns |= {"base_offset": array("q", range(0, 100 * MILLION, 100)), "last_offset": lasts}
+    numbers = array("H", [0, 1] * (MILLION // 2))
+    tracemalloc.start()
+    try:
+        table = SegmentTable.from_columns(columns, numbers, WRITERS[:2])
+        held_bytes, _peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert len(table) == MILLION
+    assert 20 * MILLION < held_bytes < 80 * MILLION
+    assert table.covering(0) == table[0]
+    assert table.covering(lasts[-1]).writer_id == WRITERS[1]
+    assert table.covering(lasts[-1] + 1) is None

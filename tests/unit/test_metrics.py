@@ -1,0 +1,129 @@
+"""The list of metrics: names, labels, and what becomes of a partition's series."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tieringd.metrics import Metrics
+from tieringd.model.partition import TopicPartition
+
+GONE, KEPT = TopicPartition("orders", 12), TopicPartition("orders", 4)
+REDPANDA_NAMES = {"vectorized_ntp_archiver_pending"}
+
+
+def labels_of(metric) -> set[str]:
+    return set(metric._labelnames)
+
+
+def all_of(metrics: Metrics) -> list:
+    """Return every metric object that `Metrics` has as a field."""
+    return [value for value in vars(metrics).values() if hasattr(value, "_labelnames")]
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Return what a scrape of the registry finds."""
+    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def test_every_metric_is_in_the_registry_under_a_name_of_ours():
+    """Names begin with tieringd_, except the one that dashboards of Redpanda know; each has a meaning."""
+    metrics = Metrics()
+    families = list(metrics.registry.collect())
+    assert len(families) == len(all_of(metrics))
+    for family in families:
+        assert family.name in REDPANDA_NAMES or re.fullmatch(r"tieringd_[a-z_]+", family.name)
+        assert len(family.documentation) > 10
+
+
+@pytest.mark.parametrize("metric", all_of(Metrics()), ids=lambda metric: metric._name)
+def test_only_gauges_carry_the_partition(metric):
+    """A counter or histogram with a partition in it would be a hundred thousand series."""
+    if not isinstance(metric, Gauge):
+        assert not labels_of(metric) & {"partition", "namespace"}
+    if isinstance(metric, Counter):
+        assert len(labels_of(metric)) <= 2
+
+
+def test_two_daemons_in_one_process_have_metrics_of_their_own():
+    """Each `Metrics` has its own registry, so nothing is counted twice or refused."""
+    one, other = Metrics(), Metrics()
+    one.uploads.labels("orders").inc()
+    assert ("tieringd_uploads_total", (("topic", "orders"),)) in samples(one)
+    assert ("tieringd_uploads_total", (("topic", "orders"),)) not in samples(other)
+
+
+def test_metrics_go_to_the_registry_they_are_given():
+    """A caller with a registry of its own finds everything in it."""
+    registry = CollectorRegistry()
+    Metrics(registry).led_partitions.set(7)
+    assert registry.get_sample_value("tieringd_led_partitions") == 7
+
+
+def partition_gauges(metrics: Metrics) -> list[Gauge]:
+    return [one for one in all_of(metrics) if "partition" in labels_of(one)]
+
+
+def series(metric: Gauge, partition: TopicPartition) -> Gauge:
+    values = {"namespace": "kafka", "topic": partition.topic, "partition": str(partition.partition)}
+    return metric.labels(**{name: values[name] for name in metric._labelnames})
+
+
+def test_forgotten_partition_leaves_no_series_of_any_gauge():
+    """All series of the partition go, whichever gauge they belong to; its neighbour's stay as they are."""
+    metrics = Metrics()
+    for gauge in partition_gauges(metrics):
+        series(gauge, GONE).set(1)
+        series(gauge, KEPT).set(2)
+    metrics.forget_partition(GONE)
+    left = {key: value for key, value in samples(metrics).items() if dict(key[1]).get("partition")}
+    assert {dict(labels)["partition"] for _, labels in left} == {"4"}
+    assert list(left.values()) == [2] * len(partition_gauges(metrics))
+    assert len(left) > 3
+
+
+def test_forgetting_a_partition_keeps_the_counters_of_its_topic():
+    """What was counted stays counted when a partition moves to another broker."""
+    metrics = Metrics()
+    metrics.uploads.labels("orders").inc(5)
+    metrics.forget_partition(GONE)
+    assert samples(metrics)["tieringd_uploads_total", (("topic", "orders"),)] == 5
+
+
+def test_forgetting_an_unknown_partition_is_nothing():
+    """A partition that never had a series can be forgotten, once and again."""
+    metrics = Metrics()
+    before = samples(metrics)
+    metrics.forget_partition(GONE)
+    metrics.forget_partition(GONE)
+    assert samples(metrics) == before
+
+
+def test_store_request_is_counted_timed_and_weighed():
+    """One attempt adds one to its outcome, its seconds to the histogram and its bytes to the operation."""
+    metrics = Metrics()
+    metrics.record_store_request("put", "ok", 0.3, 1000)
+    metrics.record_store_request("put", "timeout", 2.0, 24)
+    metrics.record_store_request("get", "ok", 0.001, 5)
+    found = samples(metrics)
+
+    def value(name: str, **labels: str) -> float:
+        return found[f"tieringd_store_{name}", tuple(sorted(labels.items()))]
+
+    assert value("requests_total", operation="put", outcome="ok") == 1
+    assert value("requests_total", operation="put", outcome="timeout") == 1
+    assert value("bytes_total", operation="put") == 1024
+    assert value("bytes_total", operation="get") == 5
+    assert value("request_seconds_count", operation="put") == 2
+    assert value("request_seconds_sum", operation="put") == pytest.approx(2.3)
+    assert value("request_seconds_bucket", operation="put", le="0.25") == 0
+    assert value("request_seconds_bucket", operation="put", le="0.5") == 1
+    assert value("request_seconds_bucket", operation="put", le="2.5") == 2
