@@ -485,9 +485,7 @@ async def test_peer_that_is_not_kafka_is_unavailable():
     [
         pytest.param(KafkaSettings(()), "bootstrap is empty", id="no-bootstrap"),
         pytest.param(KafkaSettings(("host:port",)), "not host:port", id="bad-port"),
-        pytest.param(
-            KafkaSettings(("a:1",), security_protocol="TLS"), "protocol is 'TLS'", id="protocol"
-        ),
+        pytest.param(KafkaSettings(("a:1",), security_protocol="TLS"), "protocol is 'TLS'", id="protocol"),
         pytest.param(
             KafkaSettings(("a:1",), security_protocol="SASL_SSL", sasl_mechanism="GSSAPI"),
             "sasl_mechanism is 'GSSAPI'",

@@ -2,8 +2,9 @@
 Reading and committing manifests: every write is a compare-and-swap.
 
 A commit names the version it was made from. When that version is no longer the stored one,
-someone else has written: unless its leader epoch is older, the writer is fenced and stops. A commit whose outcome is unknown is
-looked up, and recognised by the writer id and commit number inside the stored manifest.
+someone else has written: unless that was under an older leader epoch, the writer is fenced and
+stops. A commit whose outcome is unknown is looked up, and recognised by the writer id and
+commit number inside the stored manifest.
 """
 
 from __future__ import annotations

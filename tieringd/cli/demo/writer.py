@@ -11,7 +11,7 @@ import asyncio
 import base64
 import random
 import time
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,9 @@ class PartitionWriter:
         self._size_bytes = 0
         self._sha256 = sha256()
         directory.mkdir(parents=True)
-        topic_id = base64.urlsafe_b64encode(self._random.randbytes(16)).decode().rstrip("=")
+        # One id for all partitions of a topic, as a broker gives it.
+        digest = blake2b(partition.topic.encode(), digest_size=16).digest()
+        topic_id = base64.urlsafe_b64encode(digest).decode().rstrip("=")
         (directory / "partition.metadata").write_bytes(encode_partition_metadata(topic_id))
         (directory / "leader-epoch-checkpoint").write_bytes(encode_epoch_checkpoint([(0, 0)]))
         self._file = self._opened()
