@@ -84,7 +84,7 @@ class SegmentCopier:
         self._under_way[partition].add(task)
         try:
             async with self._slots:
-                fd = await asyncio.to_thread(open_segment, segment)
+                fd = await _opened(segment)
                 try:
                     return await self._copy_open_file(fd, leadership, local_log, segment)
                 finally:
@@ -135,6 +135,21 @@ class SegmentCopier:
         )
         await self._store.put(index_key(partition, remote), sidecar, crc32c=crc32c(sidecar))
         return CopiedSegment(remote, index, segment.identity)
+
+
+async def _opened(segment: LocalSegment) -> int:
+    """Open a segment's file in a thread. When cancelled meanwhile, it is closed once it is open."""
+    opening = asyncio.create_task(asyncio.to_thread(open_segment, segment))
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_close_opened)
+        raise
+
+
+def _close_opened(opening: asyncio.Task[int]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        os.close(opening.result())
 
 
 def _examine(

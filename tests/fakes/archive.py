@@ -1,0 +1,188 @@
+"""
+The daemon's services over any store and broker, put together as the daemon does it.
+
+And short words for what tests do with them: look at a log, archive it, read it back.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.builders import DEFAULT_TIME_MS
+from tests.fakes.broker import FakeBroker
+from tieringd.config import TopicConfig, parse_config
+from tieringd.daemon.assembly import Archive
+from tieringd.metrics import Metrics
+from tieringd.model.partition import Leadership
+from tieringd.policies.local_retention import LocalRetentionTarget
+from tieringd.policies.upload import UploadLimits
+from tieringd.services.archive_reader import ArchiveReader
+from tieringd.services.archiver import Archiver
+from tieringd.services.catalog import Catalog
+from tieringd.services.manifest_store import ManifestStore
+from tieringd.services.observation import Observation
+from tieringd.services.reconciler import Reconciler
+from tieringd.services.record_reader import RecordReader
+from tieringd.services.remote_log import RemoteLog
+from tieringd.services.verifier import Verifier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.fakes.log_writer import LogWriter
+    from tieringd.broker.base import Broker
+    from tieringd.config import Config
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.storage.base import ObjectStore
+
+
+class Clock:
+    """Wall-clock milliseconds that pass only when a test says so."""
+
+    def __init__(self, now_ms: int = DEFAULT_TIME_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        """Return the time."""
+        return self.now_ms
+
+
+def tiered_config(log_dir: Path, *, target_bytes: int = -1, interval_ms: int = 500) -> Config:
+    """Return a configuration that archives all topics and keeps *target_bytes* of each partition."""
+    return parse_config(
+        f"""\
+broker:
+  kind: none
+  log_dirs: [{log_dir}]
+state_directory: /nowhere/state
+cloud_storage_enabled: true
+cloud_storage_enable_remote_write: true
+cloud_storage_backend: file
+cloud_storage_file_root: /nowhere/archive
+cloud_storage_reconciliation_interval_ms: {interval_ms}
+retention_local_target_ms_default: -1
+retention_local_target_bytes_default: {target_bytes}
+""",
+        source="test",
+        environ={},
+    )
+
+
+def archive_in(
+    store: ObjectStore, *, writer_id: str = "a1", now_ms: Callable[[], int] | None = None
+) -> Archive:
+    """Return the services of one daemon process, or of one reader."""
+    clock = now_ms or Clock()
+    manifests = ManifestStore(store, writer_id=writer_id, now_ms=clock)
+    remote_log = RemoteLog(store, manifests, writer_id=writer_id, now_ms=clock, concurrent_copies=4)
+    reader = ArchiveReader(store)
+    return Archive(
+        store=store,
+        manifests=manifests,
+        remote_log=remote_log,
+        catalog=Catalog(store, manifests),
+        reader=reader,
+        records=RecordReader(remote_log, reader),
+        verifier=Verifier(store, remote_log),
+    )
+
+
+def archiver_of(
+    writer: LogWriter,
+    archive: Archive,
+    broker: Broker,
+    *,
+    leader_epoch: int = 0,
+    metrics: Metrics | None = None,
+    now_ms: Callable[[], int] | None = None,
+    segments_per_step: int = 4,
+) -> Archiver:
+    """Return an archiver of *writer*'s partition."""
+    return _archiver(
+        Leadership(writer.identified, leader_epoch),
+        archive,
+        broker,
+        metrics=metrics or Metrics(),
+        now_ms=now_ms or Clock(),
+        segments_per_step=segments_per_step,
+    )
+
+
+def reconciler_of(
+    config: Config,
+    archive: Archive,
+    broker: Broker,
+    *,
+    metrics: Metrics | None = None,
+    now_ms: Callable[[], int] | None = None,
+) -> Reconciler:
+    """Return the reconciler of a daemon."""
+    metrics = metrics or Metrics()
+
+    def make_archiver(leadership: Leadership) -> Archiver:
+        return _archiver(
+            leadership, archive, broker, metrics=metrics, now_ms=now_ms or Clock(), segments_per_step=3
+        )
+
+    return Reconciler(
+        config, broker=broker, manifests=archive.manifests, metrics=metrics, make_archiver=make_archiver
+    )
+
+
+def _archiver(
+    leadership: Leadership,
+    archive: Archive,
+    broker: Broker,
+    *,
+    metrics: Metrics,
+    now_ms: Callable[[], int],
+    segments_per_step: int,
+) -> Archiver:
+    return Archiver(
+        leadership,
+        broker=broker,
+        remote_log=archive.remote_log,
+        manifests=archive.manifests,
+        metrics=metrics,
+        limits=UploadLimits(segments_per_step=segments_per_step),
+        now_ms=now_ms,
+    )
+
+
+def observed(
+    writer: LogWriter, *, target_ms: int | None = None, target_bytes: int | None = None
+) -> Observation:
+    """Return a look at *writer*'s log as it is now; without a target nothing is trimmed."""
+    target = LocalRetentionTarget(target_ms, target_bytes)
+    topic = TopicConfig(remote_write=True, remote_read=True, local_retention_target=target)
+    return Observation(writer.local_log(), writer.bounds(), topic)
+
+
+async def archived(writer: LogWriter, archive: Archive) -> PartitionManifest:
+    """Archive all that is closed and stable in *writer*'s log, and return the manifest."""
+    archiver = archiver_of(writer, archive, FakeBroker(writer))
+    while (await archiver.step(observed(writer))).uploaded:
+        pass
+    assert archiver.manifest is not None
+    return archiver.manifest
+
+
+async def values_in(
+    archive: Archive, manifest: PartitionManifest, *, from_offset: int = 0, read_committed: bool = False
+) -> dict[int, bytes | None]:
+    """Return what reading the archive gives: each record's value by its offset."""
+    found: dict[int, bytes | None] = {}
+    async for record in archive.records.records(
+        manifest, from_offset=from_offset, read_committed=read_committed, on_gap=lambda _: None
+    ):
+        assert record.offset not in found
+        found[record.offset] = record.value
+    return found
+
+
+def written_below(writer: LogWriter, offset: int, *, read_committed: bool = False) -> dict[int, bytes]:
+    """Return what reading the log up to *offset* should give."""
+    return {
+        each: value for each, value in writer.values(read_committed=read_committed).items() if each < offset
+    }

@@ -1,0 +1,123 @@
+"""
+A broker in this process, over the logs that `LogWriter`s write.
+
+It answers from what was written, never from the files, and it trims as Kafka does: the log
+start moves at once, whole segments go, at once or when their delay is over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from tests.fakes.log_writer import CLUSTER
+from tests.fakes.wire import Wire
+from tieringd.errors import BrokerDenied, BrokerUnavailable, TieringError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tests.fakes.log_writer import LogWriter
+    from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
+
+
+def broker_unavailable(operation: str, outcome_unknown: bool = False) -> BrokerUnavailable:  # noqa: FBT001, FBT002 - the wire calls it
+    return BrokerUnavailable(f"{operation}: the broker does not answer ({outcome_unknown=})")
+
+
+class FakeBroker:
+    """
+    The leader of the partitions in *epochs*.
+
+    *keeps_trimmed_files* leaves the files of trimmed segments until `delete_trimmed`, as
+    Kafka's retention check does. The topics in *denied* are never trimmed.
+    """
+
+    def __init__(
+        self, *writers: LogWriter, wire: Wire | None = None, keeps_trimmed_files: bool = False
+    ) -> None:
+        self._writers = {each.name: each for each in writers}
+        self._wire = wire or Wire()
+        self._keeps_trimmed_files = keeps_trimmed_files
+        self._faults: defaultdict[str, deque[TieringError]] = defaultdict(deque)
+        self.epochs: dict[TopicPartition, int] = {each.name: each.epochs[-1][0] for each in writers}
+        self.configs: dict[str, dict[str, str]] = {}
+        self.bounds_errors: dict[TopicPartition, TieringError] = {}
+        self.denied: set[str] = set()
+        self.trims: list[tuple[TopicPartition, int]] = []
+        """Every trim that was asked for: the partition and the offset."""
+
+    def fail_next(self, operation: str, error: TieringError) -> None:
+        """Let the next call of *operation* raise *error*."""
+        self._faults[operation].append(error)
+
+    async def cluster_id(self) -> str:
+        """Return the cluster's id."""
+        return await self._answer("cluster_id", lambda: CLUSTER)
+
+    async def led_partitions(self, found: Sequence[LocalPartition]) -> Mapping[TopicPartition, int]:
+        """Return the epochs of those of *found* that this broker leads."""
+        names = {each.topic_partition for each in found}
+        return await self._answer(
+            "led_partitions",
+            lambda: {name: epoch for name, epoch in self.epochs.items() if name in names},
+        )
+
+    async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
+        """Return the bounds of each log, or its error."""
+        return await self._answer(
+            "log_bounds",
+            lambda: {
+                name: self.bounds_errors.get(name) or self._writers[name].bounds()
+                for name in (each.partition.topic_partition for each in logs)
+            },
+        )
+
+    async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
+        """Return what is set on each topic."""
+        return await self._answer(
+            "topic_configs", lambda: {each: self.configs.get(each, {}) for each in topics}
+        )
+
+    async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
+        """Move the log start, and let the segments below it go."""
+        name = partition.topic_partition
+        writer = self._writers[name]
+        self.trims.append((name, before_offset))
+        await self._answer("trim", lambda: self._let_go(name, before_offset))
+        return writer.log_start_offset
+
+    def delete_trimmed(self) -> None:
+        """Delete the files below each log start."""
+        for writer in self._writers.values():
+            for base_offset in self._trimmed_bases(writer):
+                writer.trim_file(base_offset)
+
+    async def close(self) -> None:
+        """Do nothing: there is no connection."""
+
+    def _let_go(self, name: TopicPartition, before_offset: int) -> None:
+        if name.topic in self.denied:
+            raise BrokerDenied(f"{name.topic} is never trimmed", hint="Grant DELETE on the topic")
+        if name not in self.epochs:
+            raise BrokerUnavailable(f"this broker does not lead {name}")
+        writer = self._writers[name]
+        assert before_offset <= writer.stable_end, f"{before_offset} is past the high watermark"
+        writer.log_start_offset = max(writer.log_start_offset, before_offset)
+        if not self._keeps_trimmed_files:
+            for base_offset in self._trimmed_bases(writer):
+                writer.trim_file(base_offset)
+
+    def _trimmed_bases(self, writer: LogWriter) -> list[int]:
+        bases = writer.bases_on_disk
+        return [base for base, following in pairwise(bases) if following <= writer.log_start_offset]
+
+    async def _answer(self, operation: str, effect: Callable[[], Any]) -> Any:
+        async def happen() -> Any:
+            if self._faults[operation]:
+                raise self._faults[operation].popleft()
+            return effect()
+
+        return await self._wire.carry(operation, happen, lost=broker_unavailable)

@@ -1,0 +1,317 @@
+"""
+A partition's log directory, written as a broker writes it: batches, rolls, side files, transactions.
+
+It remembers every byte and every record it ever wrote, so a test can ask afterwards what a log
+or an archive should hold. It parses nothing: what it says of offsets is known from the writing.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.builders import DEFAULT_TIME_MS, batch
+from tieringd.broker.log_dir import read_local_log
+from tieringd.formats.checkpoints import encode_epoch_checkpoint, encode_partition_metadata
+from tieringd.formats.index_files import (
+    OffsetEntry,
+    TimeEntry,
+    TransactionEntry,
+    encode_offset_index,
+    encode_time_index,
+    encode_transaction_index,
+)
+from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC_ID = "W1xNUlUlTfigw_K-dvdxsA"
+CLUSTER = "cluster"
+_TICK_NS = 1_000_000
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A batch as it lies in the log."""
+
+    base_offset: int
+    next_offset: int
+    data: bytes
+    values: tuple[bytes, ...] = ()
+    producer_id: int | None = None
+    marker: int | None = None
+
+
+@dataclass
+class _Segment:
+    base_offset: int
+    batches: list[_Written] = field(default_factory=list)
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(each.data for each in self.batches)
+
+
+class LogWriter:
+    """
+    The broker's side of one partition.
+
+    *high_watermark* holds the last stable offset back when a test sets it; else all that is
+    written is replicated at once. File times are steps of a counter, so that a change of a
+    file always shows.
+    """
+
+    def __init__(
+        self,
+        log_dir: Path,
+        topic: str = "orders",
+        partition: int = 0,
+        *,
+        first_offset: int = 0,
+        topic_id: str = TOPIC_ID,
+    ) -> None:
+        self.name = TopicPartition(topic, partition)
+        self.identified = TopicIdPartition(CLUSTER, topic, topic_id, partition)
+        self.path = Path(log_dir) / str(self.name)
+        self.partition = LocalPartition(self.name, topic_id, str(self.path), str(log_dir))
+        self.next_offset = first_offset
+        self.log_start_offset = first_offset
+        self.high_watermark: int | None = None
+        self.epochs = [(0, first_offset)]
+        self.dropped: list[int] = []
+        """Bases of the segments that the broker deleted by itself."""
+        self._segments = [_Segment(first_offset)]
+        self._ticks = DEFAULT_TIME_MS * 1_000_000 // _TICK_NS
+        self.path.mkdir(parents=True)
+        (self.path / "partition.metadata").write_bytes(encode_partition_metadata(topic_id))
+        self._write_epochs()
+        self._write_file(encode_file_name(first_offset, FileKind.LOG), b"")
+
+    def append(self, *values: bytes, producer_id: int | None = None, timestamp_ms: int | None = None) -> int:
+        """Append one batch of *values*, within *producer_id*'s transaction; return its base offset."""
+        values = values or (b"a", b"b", b"c")
+        options: dict[str, object] = {"leader_epoch": self.epochs[-1][0]}
+        if producer_id is not None:
+            options |= {"producer_id": producer_id, "producer_epoch": 0, "is_transactional": True}
+        time_ms = DEFAULT_TIME_MS + self.next_offset if timestamp_ms is None else timestamp_ms
+        data = batch(self.next_offset, values, timestamp_ms=time_ms, **options)
+        return self._add(
+            _Written(self.next_offset, self.next_offset + len(values), data, values, producer_id)
+        )
+
+    def commit(self, producer_id: int) -> None:
+        """End *producer_id*'s transaction well."""
+        self._end(producer_id, COMMIT_MARKER)
+
+    def abort(self, producer_id: int) -> None:
+        """End *producer_id*'s transaction, so that its records never count."""
+        self._end(producer_id, ABORT_MARKER)
+
+    def roll(self) -> int:
+        """Close the active segment with its side files, begin another, and return the new base."""
+        closed = self._segments[-1]
+        base_offset = closed.base_offset
+        for kind, data in self._indexes(closed).items():
+            self._write_file(encode_file_name(base_offset, kind), data)
+        self._write_file(encode_file_name(self.next_offset, FileKind.PRODUCER_SNAPSHOT), b"producer state")
+        self._segments.append(_Segment(self.next_offset))
+        self._write_file(encode_file_name(self.next_offset, FileKind.LOG), b"")
+        return self.next_offset
+
+    def closed_segment(self, *values: bytes) -> int:
+        """Append one batch, roll, and return the base of the segment that is closed now."""
+        base_offset = self._segments[-1].base_offset
+        self.append(*values)
+        self.roll()
+        return base_offset
+
+    def begin_epoch(self, leader_epoch: int) -> None:
+        """Note a new leader epoch; what is appended from now on belongs to it."""
+        self.epochs = [each for each in self.epochs if each[1] < self.next_offset]
+        self.epochs.append((leader_epoch, self.next_offset))
+        self._write_epochs()
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log off at *offset*, a batch's base: in place, as a follower does."""
+        while self._segments[-1].base_offset > offset:
+            self._unlink(self._segments.pop().base_offset)
+        last = self._segments[-1]
+        last.batches = [each for each in last.batches if each.next_offset <= offset]
+        self.next_offset = last.batches[-1].next_offset if last.batches else last.base_offset
+        assert self.next_offset == offset, f"{offset} is no batch's base"
+        for kind in (FileKind.OFFSET_INDEX, FileKind.TIME_INDEX, FileKind.TRANSACTION_INDEX):
+            (self.path / encode_file_name(last.base_offset, kind)).unlink(missing_ok=True)
+        os.truncate(self.log_path(last.base_offset), len(last.data))
+        self._touch(self.log_path(last.base_offset))
+        self.epochs = [each for each in self.epochs if each[1] < offset] or self.epochs[:1]
+        self._write_epochs()
+
+    def drop_head(self) -> None:
+        """Delete the oldest segment, as the broker's own retention does."""
+        base_offset = self.bases_on_disk[0]
+        assert base_offset != self._segments[-1].base_offset, "a broker keeps its active segment"
+        self.dropped.append(base_offset)
+        self._unlink(base_offset)
+        self.log_start_offset = max(self.log_start_offset, self.bases_on_disk[0])
+
+    def trim_file(self, base_offset: int) -> None:
+        """Delete the files of a segment that someone asked to have trimmed."""
+        self._unlink(base_offset)
+
+    def flip_byte(self, base_offset: int) -> None:
+        """Damage the last byte of a segment's log, as a failing disk does; a second flip mends it."""
+        path = self.log_path(base_offset)
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 0xFF
+        path.write_bytes(data)
+        self._touch(path)
+
+    def log_path(self, base_offset: int) -> Path:
+        """Return the path of a segment's `.log`."""
+        return self.path / encode_file_name(base_offset, FileKind.LOG)
+
+    def data_of(self, base_offset: int) -> bytes:
+        """Return every byte written to a segment, whether it is on disk still or not."""
+        return next(each.data for each in self._segments if each.base_offset == base_offset)
+
+    def local_log(self) -> LocalLog:
+        """Return the log as a scan sees it now."""
+        return read_local_log(self.partition)
+
+    def bounds(self) -> LogBounds:
+        """Return where the log begins and ends."""
+        return LogBounds(self.log_start_offset, self.last_stable_offset, self.stable_end)
+
+    @property
+    def stable_end(self) -> int:
+        """Return the high watermark."""
+        return self.next_offset if self.high_watermark is None else self.high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Return the first offset of the oldest undecided transaction, or the high watermark."""
+        # A marker that is not replicated may be undone, and decides nothing yet.
+        return min([self.stable_end, *self._open_transactions(self.stable_end).values()])
+
+    @property
+    def open_producers(self) -> list[int]:
+        """Return the producers whose transaction is open."""
+        return list(self._open_transactions(self.next_offset))
+
+    @property
+    def bases(self) -> list[int]:
+        """Return the base of every segment ever written and not truncated away, oldest first."""
+        return [each.base_offset for each in self._segments]
+
+    @property
+    def bases_on_disk(self) -> list[int]:
+        """Return the bases of the segments whose `.log` is there, oldest first."""
+        return sorted(int(each.stem) for each in self.path.glob("*.log"))
+
+    @property
+    def batch_bases(self) -> list[int]:
+        """Return where each batch begins, and the log's end: the offsets to truncate at."""
+        return [*(each.base_offset for each in self._batches()), self.next_offset]
+
+    def values(self, *, read_committed: bool = False) -> dict[int, bytes]:
+        """Return every client's record by its offset; those of undecided transactions only uncommitted."""
+        found: dict[int, bytes] = {}
+        pending: dict[int, dict[int, bytes]] = {}
+        for each in self._batches():
+            records = dict(enumerate(each.values, each.base_offset))
+            if each.producer_id is None or not read_committed:
+                found |= records
+            elif each.marker is None:
+                pending.setdefault(each.producer_id, {}).update(records)
+            else:
+                decided = pending.pop(each.producer_id, {})
+                found |= decided if each.marker == COMMIT_MARKER else {}
+        return dict(sorted(found.items()))
+
+    def _end(self, producer_id: int, marker: int) -> None:
+        data = encode_marker(
+            self.next_offset, producer_id=producer_id, marker=marker, leader_epoch=self.epochs[-1][0]
+        )
+        self._add(
+            _Written(self.next_offset, self.next_offset + 1, data, producer_id=producer_id, marker=marker)
+        )
+
+    def _add(self, written: _Written) -> int:
+        self._segments[-1].batches.append(written)
+        path = self.log_path(self._segments[-1].base_offset)
+        with path.open("ab") as file:
+            file.write(written.data)
+        self._touch(path)
+        self.next_offset = written.next_offset
+        return written.base_offset
+
+    def _batches(self) -> Iterator[_Written]:
+        for segment in self._segments:
+            yield from segment.batches
+
+    def _open_transactions(self, end_offset: int) -> dict[int, int]:
+        """Return the first offset of each transaction that has no marker below *end_offset*."""
+        opened: dict[int, int] = {}
+        for each in self._batches():
+            if each.producer_id is not None and each.base_offset < end_offset:
+                if each.marker is None:
+                    opened.setdefault(each.producer_id, each.base_offset)
+                else:
+                    opened.pop(each.producer_id, None)
+        return opened
+
+    def _indexes(self, segment: _Segment) -> dict[FileKind, bytes]:
+        """Return a closed segment's side files: an entry for the last batch, and all aborted transactions."""
+        if not segment.batches:
+            return {FileKind.OFFSET_INDEX: b"", FileKind.TIME_INDEX: b""}
+        last = segment.batches[-1]
+        files = {
+            FileKind.OFFSET_INDEX: encode_offset_index(
+                [OffsetEntry(last.next_offset - 1, len(segment.data) - len(last.data))],
+                base_offset=segment.base_offset,
+            ),
+            FileKind.TIME_INDEX: encode_time_index(
+                [TimeEntry(0, last.next_offset - 1)], base_offset=segment.base_offset
+            ),
+        }
+        opened: dict[int, int] = {}
+        aborted: list[TransactionEntry] = []
+        for each in self._batches():
+            if each.producer_id is None:
+                continue
+            if each.marker is None:
+                opened.setdefault(each.producer_id, each.base_offset)
+                continue
+            first_offset = opened.pop(each.producer_id, None)
+            if (
+                each.marker == ABORT_MARKER
+                and first_offset is not None
+                and each.base_offset >= segment.base_offset
+            ):
+                stable = min([each.next_offset, *opened.values()])
+                aborted.append(TransactionEntry(each.producer_id, first_offset, each.base_offset, stable))
+        if aborted:
+            files[FileKind.TRANSACTION_INDEX] = encode_transaction_index(aborted)
+        return files
+
+    def _write_epochs(self) -> None:
+        (self.path / "leader-epoch-checkpoint").write_bytes(encode_epoch_checkpoint(self.epochs))
+
+    def _write_file(self, name: str, data: bytes) -> None:
+        path = self.path / name
+        path.write_bytes(data)
+        self._touch(path)
+
+    def _touch(self, path: Path) -> None:
+        self._ticks += 1
+        os.utime(path, ns=(self._ticks * _TICK_NS, self._ticks * _TICK_NS))
+
+    def _unlink(self, base_offset: int) -> None:
+        for kind in FileKind:
+            (self.path / encode_file_name(base_offset, kind)).unlink(missing_ok=True)

@@ -1,0 +1,84 @@
+"""An object store at the far end of a wire."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from tieringd.errors import StorageUnavailable
+from tieringd.storage.base import FileSlice
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from tests.fakes.wire import Wire
+    from tieringd.storage.base import Body, Condition, ListPage, ObjectInfo, ObjectStore
+
+
+def store_unavailable(operation: str, outcome_unknown: bool = False) -> StorageUnavailable:  # noqa: FBT001, FBT002 - the wire calls it
+    return StorageUnavailable(f"{operation}: the store does not answer", outcome_unknown=outcome_unknown)
+
+
+class DistantStore:
+    """
+    One daemon's view of a bucket that several may use.
+
+    *on_put* hears of each object's key once it is stored, whether the daemon does or not.
+    """
+
+    def __init__(
+        self, store: ObjectStore, wire: Wire, *, on_put: Callable[[str], Awaitable[None] | None] | None = None
+    ) -> None:
+        self._store = store
+        self._wire = wire
+        self._on_put = on_put
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """Store an object; one that is given up may be stored later."""
+
+        async def effect(data: Body = body) -> ObjectInfo:
+            info = await self._store.put(key, data, crc32c=crc32c, condition=condition)
+            if self._on_put is not None:
+                self._on_put(key)
+            return info
+
+        def detach() -> Callable[[], Awaitable[ObjectInfo]]:
+            data = os.pread(body.fd, body.size_bytes, body.position) if isinstance(body, FileSlice) else body
+            return lambda: effect(data)
+
+        return await self._wire.carry("put", effect, lost=store_unavailable, detach=detach)
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return an object whole."""
+        return await self._carry("get", lambda: self._store.get(key))
+
+    async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
+        """Return the bytes of a range."""
+        return await self._carry(
+            "get_range", lambda: self._store.get_range(key, position=position, size_bytes=size_bytes)
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return what the store knows of an object."""
+        return await self._carry("head", lambda: self._store.head(key))
+
+    async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
+        """Return one page of a listing."""
+        return await self._carry(
+            "list_page", lambda: self._store.list_page(prefix, start_after=start_after, limit=limit)
+        )
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """Delete objects."""
+        await self._carry("delete_many", lambda: self._store.delete_many(keys))
+
+    async def close(self) -> None:
+        """Do nothing: others may use the bucket."""
+
+    async def _carry(self, operation: str, effect: Callable[[], Awaitable[Any]]) -> Any:
+        # Reads have no outcome to be unknown: a lost answer is an error like any other.
+        return await self._wire.carry(
+            operation, effect, lost=lambda name, _: store_unavailable(name), detach=None
+        )

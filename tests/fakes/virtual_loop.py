@@ -1,0 +1,90 @@
+"""
+An event loop on a virtual clock, the same on every run.
+
+When nothing is ready the clock jumps to the next timer. What goes to a thread runs on the
+loop instead, at a moment that the seed decides: a simulation with threads in it would never
+be the same twice, which is why looptime, which leaves threads to the system, does not serve
+here. As a thread does, such work goes on when the task that waits for it is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from functools import wraps
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from concurrent.futures import Executor
+
+_THREAD_SECONDS_MAX = 0.05
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Passes the time of every wait to the loop's clock."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        events = super().select(0)
+        if not events:
+            if timeout is None:
+                raise RuntimeError("the simulation waits for something that never comes")
+            self.loop.pass_time(timeout)
+        return events
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """One simulation's loop."""
+
+    def __init__(self, seed: int) -> None:
+        selector = _JumpingSelector()
+        selector.loop = self
+        self._now = 0.0
+        self._random = Random(seed)
+        super().__init__(selector)
+
+    def time(self) -> float:
+        """Return the virtual time in seconds."""
+        return self._now
+
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock on."""
+        self._now += max(0.0, seconds)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, function: Callable[..., Any], *arguments: Any
+    ) -> asyncio.Future[Any]:
+        """Run *function* a little later, whatever becomes of its caller."""
+        future = self.create_future()
+
+        def work() -> None:
+            try:
+                result = function(*arguments)
+            except Exception as error:  # noqa: BLE001 - as a thread, it hands over whatever was raised
+                if not future.cancelled():
+                    future.set_exception(error)
+            else:
+                if not future.cancelled():
+                    future.set_result(result)
+
+        self.call_later(self._random.uniform(0, _THREAD_SECONDS_MAX), work)
+        return future
+
+
+def run_virtual(main: Coroutine[Any, Any, Any], *, seed: int) -> Any:
+    """Run *main* to its end on a loop of its own."""
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(seed)) as runner:
+        return runner.run(main)
+
+
+def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Let an asynchronous test run on a virtual clock: its sleeps and its threads take no time."""
+
+    @wraps(test)
+    def run(*arguments: Any, **options: Any) -> None:
+        run_virtual(test(*arguments, **options), seed=0)
+
+    return run

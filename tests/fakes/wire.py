@@ -1,0 +1,137 @@
+"""
+The way between the daemon and the outside world, where requests are slow, lost or cut off.
+
+A fake store or broker hands each request to a `Wire` as an effect. What becomes of it on the
+way is the wire's business: the plain one carries it at once, the others lose and delay on
+purpose. None knows what a request means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tieringd.errors import TieringError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from random import Random
+
+T = TypeVar("T")
+
+EFFECTS = frozenset({"put", "delete_many", "trim"})
+"""The operations that change something outside of the daemon."""
+
+
+class Wire:
+    """Carries every request at once."""
+
+    async def carry(
+        self,
+        operation: str,
+        effect: Callable[[], Awaitable[T]],
+        *,
+        lost: Callable[[str, bool], TieringError],
+        detach: Callable[[], Callable[[], Awaitable[Any]]] | None = None,
+    ) -> T:
+        """
+        Bring a request to its effect and its answer back.
+
+        *lost* builds the error for a request that came to nothing, told whether the effect may
+        have happened. *detach* makes an effect that needs nothing of the caller any more.
+        """
+        await asyncio.sleep(0)
+        return await effect()
+
+
+class UnreliableWire(Wire):
+    """
+    A wire that is slow, and loses requests and answers, as its seed decides.
+
+    An effect whose request was given up may still happen later: `late` holds those under way.
+    """
+
+    def __init__(self, random: Random, *, fault_rate: float, latency_seconds: float = 0.02) -> None:
+        self._random = random
+        self._fault_rate = fault_rate
+        self._latency_seconds = latency_seconds
+        self.is_down = False
+        self.late: set[asyncio.Task[Any]] = set()
+
+    def restore(self) -> None:
+        """End an outage."""
+        self.is_down = False
+
+    async def carry(
+        self,
+        operation: str,
+        effect: Callable[[], Awaitable[T]],
+        *,
+        lost: Callable[[str, bool], TieringError],
+        detach: Callable[[], Callable[[], Awaitable[Any]]] | None = None,
+    ) -> T:
+        """Bring a request to its effect, or not, or its answer not back."""
+        await self._delay()
+        fate = self._random.random()
+        if self.is_down or fate < self._fault_rate:
+            raise lost(operation, False)
+        if fate < 2 * self._fault_rate and detach is not None:
+            task = asyncio.get_running_loop().create_task(self._happen_late(detach()))
+            self.late.add(task)
+            task.add_done_callback(self.late.discard)
+            raise lost(operation, True)
+        result = await effect()
+        await self._delay()
+        if fate > 1 - self._fault_rate:
+            raise lost(operation, True)
+        return result
+
+    async def _delay(self) -> None:
+        # Some requests take a hundred times as long as others.
+        slow = 100 if self._random.random() < self._fault_rate else 1
+        await asyncio.sleep(slow * self._random.expovariate(1 / self._latency_seconds))
+
+    async def _happen_late(self, effect: Callable[[], Awaitable[Any]]) -> None:
+        await asyncio.sleep(self._random.uniform(0, 5))
+        try:
+            await effect()
+        except TieringError:
+            # Nobody is there to hear that it failed.
+            return
+
+
+class CrashingWire(Wire):
+    """
+    A wire on which the daemon's process ends at the *at*-th point; points lie around each effect.
+
+    From then on no request comes to anything, and none is answered: the caller is to be
+    cancelled and never used again.
+    """
+
+    def __init__(self, at: int | None = None) -> None:
+        self._at = at
+        self.points = 0
+        self.crashed = asyncio.Event()
+
+    async def carry(
+        self,
+        operation: str,
+        effect: Callable[[], Awaitable[T]],
+        *,
+        lost: Callable[[str, bool], TieringError],
+        detach: Callable[[], Callable[[], Awaitable[Any]]] | None = None,
+    ) -> T:
+        """Bring a request to its effect, with the end of the process possible before and after it."""
+        await asyncio.sleep(0)
+        await self._point(operation)
+        result = await effect()
+        await self._point(operation)
+        return result
+
+    async def _point(self, operation: str) -> None:
+        if operation in EFFECTS and not self.crashed.is_set():
+            self.points += 1
+            if self.points == self._at:
+                self.crashed.set()
+        if self.crashed.is_set():
+            await asyncio.get_running_loop().create_future()

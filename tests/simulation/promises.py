@@ -1,0 +1,96 @@
+"""
+The promises of the README, checked from outside: bucket and log directories against what was written.
+
+Each check looks at bytes and offsets only. It asks no service of the daemon's, so that a fault
+there cannot hide itself; the formats are shared, and have tests of their own.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.formats.manifest_codec import decode_manifest
+from tieringd.formats.object_keys import data_key, index_key, manifest_key
+from tieringd.formats.sidecar import decode_sidecar
+
+if TYPE_CHECKING:
+    from tests.fakes.log_writer import LogWriter
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.storage.memory import MemoryStore
+
+
+class Promises:
+    """What must hold at every moment of *writers*' logs and of their archive in *store*."""
+
+    def __init__(self, store: MemoryStore, writers: list[LogWriter]) -> None:
+        self._store = store
+        self._writers = writers
+        self._seen: dict[str, PartitionManifest] = {}
+        self.checks = 0
+
+    def check(self) -> None:
+        """Look at everything once."""
+        self.checks += 1
+        for writer in self._writers:
+            manifest = self.manifest_of(writer)
+            if manifest is not None:
+                self._check_manifest(writer, manifest)
+            self._check_trimmed(writer, manifest)
+
+    def manifest_of(self, writer: LogWriter) -> PartitionManifest | None:
+        """Return the manifest that the bucket holds; it has to be a sound one."""
+        data = self._object(manifest_key(writer.identified))
+        return None if data is None else decode_manifest(data)
+
+    def _check_manifest(self, writer: LogWriter, manifest: PartitionManifest) -> None:
+        name = str(writer.name)
+        assert manifest.partition == writer.identified, name
+        assert not manifest.faults(), (name, manifest.faults())
+        assert manifest.next_offset <= writer.last_stable_offset, f"{name}: unstable offsets are archived"
+        earlier = self._seen.get(name)
+        if earlier != manifest:
+            for gap in manifest.gaps:
+                assert self._is_dropped(writer, gap.base_offset, gap.next_offset), f"{name}: {gap} never was"
+            segments = list(manifest.segments)
+            if earlier is not None:
+                assert segments[: len(earlier.segments)] == list(earlier.segments), f"{name}: history changed"
+                assert manifest.gaps[: len(earlier.gaps)] == earlier.gaps, f"{name}: history changed"
+                assert manifest.leader_epoch >= earlier.leader_epoch, f"{name}: a deposed leader wrote"
+            self._seen[name] = manifest
+        for segment in manifest.segments:
+            data = self._object(data_key(manifest.partition, segment))
+            assert data is not None, f"{name}: the object of {segment} is not in the bucket"
+            assert (len(data), crc32c(data)) == (segment.size_bytes, segment.crc32c), f"{name}: {segment}"
+            assert data == writer.data_of(segment.base_offset), f"{name}: {segment} holds other bytes"
+            sidecar = self._object(index_key(manifest.partition, segment))
+            assert sidecar is not None, f"{name}: the index of {segment} is not in the bucket"
+            assert len(sidecar) == segment.index_size_bytes, f"{name}: {segment}"
+            assert decode_sidecar(sidecar).crc32c == segment.crc32c, f"{name}: {segment}"
+
+    def _check_trimmed(self, writer: LogWriter, manifest: PartitionManifest | None) -> None:
+        """Every segment that is gone, and that the broker did not delete itself, is in the archive."""
+        on_disk = set(writer.bases_on_disk)
+        for base_offset in writer.bases:
+            if base_offset in on_disk or base_offset in writer.dropped:
+                continue
+            stored = manifest.segments.covering(base_offset) if manifest else None
+            assert stored is not None, f"{writer.name}: segment {base_offset} was trimmed and is nowhere"
+            assert stored.base_offset == base_offset, f"{writer.name}: {base_offset} was trimmed"
+            # That its object has the written bytes was just checked with the manifest.
+
+    def _is_dropped(self, writer: LogWriter, base_offset: int, next_offset: int) -> bool:
+        bases = [*writer.bases, writer.next_offset]
+        lost = {
+            offset
+            for base, following in pairwise(bases)
+            if base in writer.dropped
+            for offset in range(base, following)
+        }
+        return lost.issuperset(range(base_offset, next_offset))
+
+    def _object(self, key: str) -> bytes | None:
+        found = self._store._objects.get(key)
+        return None if found is None else found[0]

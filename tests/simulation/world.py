@@ -1,0 +1,278 @@
+"""
+A small world in which everything goes wrong that may: one seed, one history.
+
+Brokers append, roll, leave transactions open, lose leadership and delete data; the store fails,
+answers late or never; daemons die at any await point and run twice. After each event, and
+after each manifest that reaches the bucket, the promises are checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import pairwise
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.builders import DEFAULT_TIME_MS
+from tests.fakes.archive import archive_in, reconciler_of, tiered_config, values_in, written_below
+from tests.fakes.broker import FakeBroker
+from tests.fakes.log_writer import CLUSTER, LogWriter
+from tests.fakes.store import DistantStore
+from tests.fakes.wire import UnreliableWire, Wire
+from tests.simulation.promises import Promises
+from tieringd.broker.directory import DirectoryBroker
+from tieringd.storage.memory import MemoryStore
+from tieringd.storage.resilient import ResilientStore, StoreLimits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tieringd.broker.base import Broker
+
+EVENTS = 80
+PRODUCERS = (1, 2, 3)
+_LIMITS = StoreLimits(
+    initial_backoff_seconds=0.05,
+    max_backoff_seconds=0.5,
+    segment_upload_timeout_seconds=2.0,
+    manifest_upload_timeout_seconds=1.5,
+)
+
+
+class Daemon:
+    """One life of a daemon's process: its services over the world's store, broker and disk."""
+
+    def __init__(self, world: World, writer_id: str, wire: Wire) -> None:
+        store = ResilientStore(
+            DistantStore(world.store, wire, on_put=world.on_put),
+            _LIMITS,
+            random=Random(world.random.random()),
+        )
+        self.wire = wire
+        self.broker = world.broker_over(wire)
+        self.archive = archive_in(store, writer_id=writer_id, now_ms=world.now_ms)
+        self.reconciler = reconciler_of(world.config, self.archive, self.broker, now_ms=world.now_ms)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Run until killed."""
+        self._task = asyncio.get_running_loop().create_task(self.reconciler.run())
+
+    async def kill(self) -> None:
+        """End it wherever it is."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        await self.broker.close()
+
+
+class World:
+    """Everything of one seed. Call `run` once, on a virtual loop."""
+
+    def __init__(self, seed: int, log_dir: Path) -> None:
+        self.random = Random(seed)
+        self.store = MemoryStore()
+        self.writers = [
+            LogWriter(log_dir, "orders", number, first_offset=number * 100) for number in range(3)
+        ]
+        self.promises = Promises(self.store, self.writers)
+        self.config = tiered_config(log_dir, target_bytes=self.random.choice([1, 300, 2000]))
+        self._log_dir = log_dir
+        self._has_broker = seed % 4 != 0
+        for writer in self.writers if self._has_broker else ():
+            writer.high_watermark = writer.next_offset
+        self._keeps_trimmed_files = seed % 2 == 0
+        self._deletes_by_itself = self.random.random() < 0.3
+        self._epochs = {each.name: 0 for each in self.writers}
+        self._corrupt: dict[LogWriter, int] = {}
+        self._wires: list[UnreliableWire] = []
+        self._brokers: list[FakeBroker] = []
+        self._daemons: list[Daemon] = []
+        self._lives = 0
+        self.events: list[str] = []
+
+    def now_ms(self) -> int:
+        """Return the wall-clock time of this world."""
+        return DEFAULT_TIME_MS + round(asyncio.get_running_loop().time() * 1000)
+
+    def broker_over(self, wire: Wire) -> Broker:
+        """Return a daemon's own way to the broker, or to the directory where there is none."""
+        if not self._has_broker:
+            return DirectoryBroker([str(self._log_dir)], cluster_id=CLUSTER)
+        broker = FakeBroker(*self.writers, wire=wire, keeps_trimmed_files=self._keeps_trimmed_files)
+        broker.epochs = dict(self._epochs)
+        self._brokers.append(broker)
+        return broker
+
+    def on_put(self, key: str) -> None:
+        """Check the promises each time that the bucket says something new of a partition."""
+        if key.endswith("/manifest"):
+            self.promises.check()
+
+    async def run(self) -> None:
+        """Let everything happen, then let all faults end, and see that nothing is left undone."""
+        self._start_daemon()
+        for _ in range(EVENTS):
+            await self._one_event()
+            self.promises.check()
+            await asyncio.sleep(self.random.expovariate(2))
+        await self._settle()
+
+    async def _one_event(self) -> None:
+        chances = {
+            self._append: 20,
+            self._transact: 16,
+            self._roll: 24,
+            self._replicate: 20,
+            self._delete_trimmed: 4,
+            self._crash: 5,
+            self._second_daemon: 3,
+            self._outage: 4,
+            self._new_leader: 4,
+            self._drop_head: 8 if self._deletes_by_itself else 0,
+            self._corrupt_one: 2,
+        }
+        (event,) = self.random.choices(list(chances), list(chances.values()))
+        self.events.append(event.__name__)
+        done = event(self.random.choice(self.writers))
+        if done is not None:
+            await done
+
+    def _append(self, writer: LogWriter) -> None:
+        writer.append(*(b"plain %d" % self.random.randrange(100) for _ in range(self.random.randint(1, 4))))
+
+    def _transact(self, writer: LogWriter) -> None:
+        """Go on with a transaction of one of the producers, or end it."""
+        producer = self.random.choice([*PRODUCERS, *2 * writer.open_producers])
+        if producer in writer.open_producers and self.random.random() < 0.7:
+            self.random.choice([writer.commit, writer.abort])(producer)
+        else:
+            writer.append(b"transacted", b"in %d" % producer, producer_id=producer)
+
+    def _roll(self, writer: LogWriter) -> None:
+        if writer.data_of(writer.bases[-1]):
+            writer.roll()
+
+    def _replicate(self, writer: LogWriter) -> None:
+        """Let the followers fetch a part of what they lack."""
+        if writer.high_watermark is not None:
+            ahead = [each for each in writer.batch_bases if each >= writer.stable_end]
+            writer.high_watermark = self.random.choice([*ahead, *[writer.next_offset] * len(ahead)])
+
+    def _delete_trimmed(self, _: LogWriter) -> None:
+        for broker in self._brokers[:1]:
+            broker.delete_trimmed()
+
+    async def _crash(self, _: LogWriter) -> None:
+        if self._daemons:
+            await self._daemons.pop(self.random.randrange(len(self._daemons))).kill()
+        if not self._daemons:
+            self._start_daemon()
+
+    def _second_daemon(self, _: LogWriter) -> None:
+        if len(self._daemons) < 2:
+            self._start_daemon()
+
+    def _outage(self, _: LogWriter) -> None:
+        """Let the store and the broker be out of reach for a while, for one daemon or all."""
+        loop = asyncio.get_running_loop()
+        for wire in self._wires:
+            wire.is_down = self.random.random() < 0.8
+            loop.call_later(self.random.uniform(0.2, 3), wire.restore)
+
+    def _new_leader(self, writer: LogWriter) -> None:
+        """Elect a leader that lacks what was not replicated; some daemons hear of it later than others."""
+        if writer.high_watermark is not None:
+            writer.truncate(writer.high_watermark)
+        self._epochs[writer.name] += 1
+        writer.begin_epoch(self._epochs[writer.name])
+        for broker in self._brokers:
+            if self.random.random() < 0.7:
+                broker.epochs = dict(self._epochs)
+
+    def _drop_head(self, writer: LogWriter) -> None:
+        """Delete the oldest segments by the broker's own retention, some before anyone can copy them."""
+        for producer_id in writer.open_producers:
+            writer.commit(producer_id)
+        for _ in range(2):
+            writer.closed_segment(b"short-lived")
+        if writer.high_watermark is not None:
+            writer.high_watermark = writer.next_offset
+        for _ in range(self.random.randint(1, 6)):
+            first, *following = writer.bases_on_disk
+            is_stable = bool(following) and following[0] <= writer.last_stable_offset
+            is_trimmed = bool(following) and following[0] <= writer.log_start_offset
+            if is_stable and not is_trimmed and self._corrupt.get(writer) != first:
+                writer.drop_head()
+
+    def _corrupt_one(self, writer: LogWriter) -> None:
+        if writer in self._corrupt:
+            self._mend(writer)
+            return
+        closed = [each for each in writer.bases_on_disk[:-1] if writer.data_of(each)]
+        if closed and writer.next_offset == writer.stable_end:
+            self._corrupt[writer] = self.random.choice(closed)
+            writer.flip_byte(self._corrupt[writer])
+
+    def _mend(self, writer: LogWriter) -> None:
+        base_offset = self._corrupt.pop(writer)
+        if base_offset in writer.bases_on_disk:
+            writer.flip_byte(base_offset)
+
+    def _start_daemon(self) -> None:
+        self._lives += 1
+        wire = UnreliableWire(self.random, fault_rate=self.random.choice([0.0, 0.02, 0.1]))
+        self._wires.append(wire)
+        daemon = Daemon(self, f"{self._lives:04x}", wire)
+        self._daemons.append(daemon)
+        daemon.start()
+
+    async def _settle(self) -> None:
+        """End all faults and all daemons, start a last one, and expect it to finish the work."""
+        for daemon in self._daemons:
+            await daemon.kill()
+        for wire in self._wires:
+            await asyncio.gather(*wire.late)
+        for writer in list(self._corrupt):
+            self._mend(writer)
+        self.promises.check()
+        last = Daemon(self, "ffff", Wire())
+        done = await last.reconciler.run_once()
+        await last.kill()
+        self.promises.check()
+        assert not done.problems
+        assert not {str(one): each.fault for one, each in done.statuses.items() if each.fault}
+        for writer in self.writers:
+            await self._expect_all_archived(writer)
+
+    async def _expect_all_archived(self, writer: LogWriter) -> None:
+        """What is closed and stable is in the archive, and reads back as it was written."""
+        manifest = self.promises.manifest_of(writer)
+        stored = {each.base_offset for each in manifest.segments} if manifest else set()
+        # What the broker deleted before it was copied is a gap, which is recorded once data follows it.
+        ends = [
+            end
+            for base, end in pairwise(writer.bases)
+            if end <= writer.last_stable_offset and (base in stored or base not in writer.dropped)
+        ]
+        if manifest is None:
+            assert not ends, f"{writer.name}: nothing was archived"
+            return
+        # That these gaps are real is among the promises. Their data may have gone after all.
+        eligible = max([*ends, *(gap.next_offset for gap in manifest.gaps)], default=None)
+        assert manifest.next_offset == eligible, f"{writer.name}: not all was archived"
+        archive = archive_in(self.store)
+        lost = {one for gap in manifest.gaps for one in range(gap.base_offset, gap.next_offset)}
+        for read_committed in (False, True):
+            expected = written_below(writer, eligible, read_committed=read_committed)
+            found = await values_in(archive, manifest, read_committed=read_committed)
+            kept = {
+                each: value
+                for each, value in expected.items()
+                if each not in lost and each >= manifest.start_offset
+            }
+            assert found == kept, f"{writer.name}: {read_committed=} reads other records than were written"
+        report = await archive.verifier.verify(manifest, deep=True)
+        assert not report.faults

@@ -1,0 +1,205 @@
+"""The admin page over a real reconciler, asked through HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import aiohttp
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
+
+from tests.fakes.archive import archive_in, reconciler_of, tiered_config
+from tests.fakes.broker import FakeBroker, broker_unavailable
+from tests.fakes.log_writer import LogWriter
+from tieringd.config.model import AdminConfig
+from tieringd.daemon.admin import AdminPage, serving
+from tieringd.errors import ConfigError
+from tieringd.metrics import Metrics
+from tieringd.storage.memory import MemoryStore
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """Give a partition with a closed segment, and two records after it."""
+    writer = LogWriter(tmp_path)
+    writer.closed_segment()
+    writer.append(b"d", b"e")
+    return writer
+
+
+@pytest.fixture
+def broker(writer):
+    return FakeBroker(writer)
+
+
+@pytest.fixture
+def metrics():
+    return Metrics()
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def reconciler(tmp_path, writer, broker, metrics, store):
+    return reconciler_of(
+        tiered_config(tmp_path, interval_ms=86_400_000), archive_in(store), broker, metrics=metrics
+    )
+
+
+@pytest.fixture
+async def client(metrics, reconciler):
+    async with TestClient(TestServer(AdminPage(metrics, reconciler).application())) as client:
+        yield client
+
+
+@pytest.fixture
+def one_round(reconciler, log):
+    """Give a function that runs until the log says something, and lets the steps in hand end."""
+
+    async def one_round(until: str = "segment durable") -> None:
+        run = asyncio.create_task(reconciler.run())
+        await log.said(until)
+        reconciler.stop()
+        await run
+
+    return one_round
+
+
+async def text_of(client, path: str) -> tuple[int, str]:
+    async with client.get(path) as response:
+        return response.status, await response.text()
+
+
+async def test_healthz_answers_before_anything_is_known(client):
+    """The process answers, whatever else is the matter."""
+    assert await text_of(client, "/healthz") == (200, "ok\n")
+
+
+async def test_readyz_waits_for_the_first_round(client):
+    """Before a round has ended the daemon is not ready, and says what it waits for."""
+    status, text = await text_of(client, "/readyz")
+
+    assert (status, "first round" in text) == (503, True)
+
+
+async def test_readyz_after_a_round(client, one_round):
+    """A round that went well makes the daemon ready."""
+    await one_round()
+
+    assert await text_of(client, "/readyz") == (200, "ok\n")
+
+
+async def test_readyz_says_why_the_last_round_failed(client, one_round, broker):
+    """A failed round makes it not ready again, with the reason as text."""
+    broker.fail_next("log_bounds", broker_unavailable("log_bounds"))
+    await one_round("reconciliation round failed")
+
+    status, text = await text_of(client, "/readyz")
+
+    assert (status, text) == (503, f"{broker_unavailable('log_bounds')}\n")
+
+
+async def test_metrics_have_redpandas_pending_offsets(client, reconciler):
+    """The metric that the data archiver's users know is there, under its own name and labels."""
+    await reconciler.run_once()
+
+    async with client.get("/metrics") as response:
+        assert response.content_type == "text/plain"
+        families = text_string_to_metric_families(await response.text())
+        samples = [each for family in families for each in family.samples]
+
+    (pending,) = [each for each in samples if each.name == "vectorized_ntp_archiver_pending"]
+    assert pending.labels == {"namespace": "kafka", "topic": "orders", "partition": "0"}
+    assert pending.value == 2
+    (uploads,) = [each for each in samples if each.name == "tieringd_uploads_total"]
+    assert uploads.value == 1
+
+
+async def test_status_before_the_first_round_is_empty(client):
+    """There is an answer even when there is nothing to tell."""
+    async with client.get("/status") as response:
+        assert await response.json() == {"rounds": 0, "problems": {}, "partitions": []}
+
+
+async def test_status_tells_each_partition(client, one_round):
+    """Each archiver is told with what it did."""
+    await one_round()
+
+    async with client.get("/status") as response:
+        found = await response.json()
+    partition = {
+        "topic": "orders",
+        "partition": 0,
+        "leader_epoch": 0,
+        "uploaded": 1,
+        "trimmed": 0,
+        "pending_segments": 0,
+        "fault": None,
+    }
+    assert found == {"rounds": 1, "problems": {}, "partitions": [partition]}
+
+
+async def test_status_tells_a_partitions_fault(client, one_round, writer):
+    """What holds a partition back is told with it."""
+    writer.flip_byte(0)
+    await one_round("segment is corrupt: the partition is neither uploaded nor trimmed from here on")
+
+    async with client.get("/status") as response:
+        (partition,) = (await response.json())["partitions"]
+    assert str(writer.log_path(0)) in partition["fault"]
+    assert (partition["uploaded"], partition["pending_segments"]) == (0, 1)
+
+
+async def test_status_tells_the_problems(client, reconciler, writer):
+    """What could not be looked at is told by its path."""
+    (writer.path / "leader-epoch-checkpoint").write_text("nonsense")
+    await reconciler.run_once()
+
+    async with client.get("/status") as response:
+        problems = (await response.json())["problems"]
+    assert list(problems) == [str(writer.path)]
+
+
+async def test_other_pages_are_not_found(client):
+    """Nothing else is served, and nothing can be changed."""
+    assert (await text_of(client, "/"))[0] == 404
+    async with client.post("/status") as response:
+        assert response.status == 405
+
+
+async def test_serving_listens_where_it_is_told(metrics, reconciler):
+    """The page is there for the time of the context, on a port that the log tells."""
+    with capture_logs() as logs:
+        async with serving(AdminConfig(port=0), metrics, reconciler), aiohttp.ClientSession() as session:
+            (place,) = [each for each in logs if each["event"] == "admin page listens"]
+            url = f"http://{place['host']}:{place['port']}/healthz"
+            async with session.get(url) as response:
+                assert response.status == 200
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.get(url)
+
+
+async def test_serving_on_a_taken_port_says_what_to_do(metrics, reconciler):
+    """A port that someone else has is a configuration error that names it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*admin.port"):
+            async with serving(AdminConfig(port=port), metrics, reconciler):
+                raise AssertionError
+
+
+async def test_serving_can_be_turned_off(metrics, reconciler):
+    """A disabled page listens nowhere."""
+    with capture_logs() as logs:
+        async with serving(AdminConfig(enabled=False), metrics, reconciler):
+            pass
+    assert logs == []

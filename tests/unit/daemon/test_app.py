@@ -1,0 +1,238 @@
+"""
+The daemon's life in this process: signals, deadlines and single passes.
+
+The bucket is an HTTP server that answers as S3 does, and holds back what a test wants held
+back. The signals are real ones, to this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+import yaml
+
+from tests.fakes.log_writer import LogWriter
+from tests.support.raw_http import serving
+from tieringd.config import parse_config
+from tieringd.daemon.app import run_daemon, run_once
+from tieringd.errors import BucketNotFound, ConfigError
+
+_EMPTY_LISTING = (
+    b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name><Prefix></Prefix>'
+    b"<KeyCount>0</KeyCount><MaxKeys>1</MaxKeys><IsTruncated>false</IsTruncated></ListBucketResult>"
+)
+_NO_SUCH_KEY = b"<Error><Code>NoSuchKey</Code><Message>There is no such key</Message></Error>"
+_NO_SUCH_BUCKET = b"<Error><Code>NoSuchBucket</Code><Message>There is no such bucket</Message></Error>"
+_LONG_MS = 3_600_000
+
+
+class Bucket:
+    """An empty bucket that takes every object, once `open`."""
+
+    def __init__(self) -> None:
+        self.exists = True
+        self.open = asyncio.Event()
+        self.held = asyncio.Event()
+        """Set while the put of a segment is held back."""
+        self.stored: list[str] = []
+
+    async def handle(self, exchange) -> None:
+        """Answer one request."""
+        if not self.exists:
+            await exchange.answer("404 Not Found", _NO_SUCH_BUCKET, Content_Type="application/xml")
+        elif exchange.method == "PUT":
+            await exchange.read_body()
+            if exchange.path.split("?")[0].endswith((".log", ".index")):
+                self.held.set()
+                await self.open.wait()
+            self.stored.append(exchange.path.split("?")[0])
+            await exchange.answer("200 OK", ETag='"1"')
+        elif "list-type" in exchange.path:
+            await exchange.answer("200 OK", _EMPTY_LISTING, Content_Type="application/xml")
+        else:
+            await exchange.answer("404 Not Found", _NO_SUCH_KEY, Content_Type="application/xml")
+
+
+@pytest.fixture
+def bucket():
+    return Bucket()
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """Give a partition with a closed segment."""
+    (tmp_path / "logs").mkdir()
+    writer = LogWriter(tmp_path / "logs")
+    writer.closed_segment()
+    return writer
+
+
+@pytest.fixture
+async def config(tmp_path, bucket, writer):
+    """Give a function that makes a configuration for the bucket."""
+    async with serving(bucket.handle) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+
+        def make(**changes):
+            return parse_config(
+                yaml.safe_dump(
+                    {
+                        "broker": {"kind": "none", "log_dirs": [str(tmp_path / "logs")]},
+                        "state_directory": str(tmp_path / "state"),
+                        "cloud_storage_enabled": True,
+                        "cloud_storage_enable_remote_write": True,
+                        "cloud_storage_backend": "aws",
+                        "cloud_storage_bucket": "archive",
+                        "cloud_storage_region": "us-east-1",
+                        "cloud_storage_api_endpoint": host,
+                        "cloud_storage_api_endpoint_port": int(port),
+                        "cloud_storage_disable_tls": True,
+                        "cloud_storage_access_key": "key",
+                        "cloud_storage_secret_key": "secret",
+                        "cloud_storage_segment_upload_timeout_ms": _LONG_MS,
+                        "retention_local_target_ms_default": -1,
+                        "admin": {"port": 0},
+                        **changes,
+                    }
+                ),
+                source="test",
+                environ={},
+            )
+
+        yield make
+        bucket.open.set()
+
+
+def interrupt(number: signal.Signals = signal.SIGTERM) -> None:
+    """Send this process a signal, if it is handled: an unhandled one would end the tests."""
+    assert signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler)
+    os.kill(os.getpid(), number)
+
+
+@asynccontextmanager
+async def running(work):
+    """Run the daemon, and see that nothing of it is left when it has returned."""
+    before = asyncio.all_tasks()
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    left = [
+        each for each in asyncio.all_tasks() - before if "/tieringd/" in each.get_coro().cr_code.co_filename
+    ]
+    assert left == []
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_signal_lets_the_upload_in_hand_finish(config, bucket, log, number):
+    """A stop waits for the upload in hand, which is committed, and then the daemon returns."""
+    async with running(run_daemon(config(shutdown_timeout_ms=_LONG_MS))) as daemon:
+        await bucket.held.wait()
+        interrupt(number)
+        await log.said("stopping: finishing the uploads in hand")
+        assert not daemon.done()
+        bucket.open.set()
+        await daemon
+
+    assert [each.rpartition("/")[2] for each in bucket.stored][-1] == "manifest"
+    assert log.events[-1] == "stopped"
+    assert "segment durable" in log.events
+
+
+async def test_stop_has_a_deadline(config, bucket, log):
+    """An upload that does not end in time is cut off; nothing of it is committed."""
+    async with running(run_daemon(config(shutdown_timeout_ms=1))) as daemon:
+        await bucket.held.wait()
+        interrupt()
+        await daemon
+
+    assert any(each.startswith("stopping without finishing") for each in log.events)
+    assert not [each for each in bucket.stored if each.endswith("/manifest")]
+    assert log.events[-1] == "stopped"
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+async def test_second_signal_does_not_wait(config, bucket, log, second):
+    """Whoever asks twice is not kept waiting for the deadline."""
+    async with running(run_daemon(config(shutdown_timeout_ms=_LONG_MS))) as daemon:
+        await bucket.held.wait()
+        interrupt()
+        await log.said("stopping: finishing the uploads in hand")
+        interrupt(second)
+        await daemon
+
+    assert any(each.startswith("stopping without finishing") for each in log.events)
+    assert not [each for each in bucket.stored if each.endswith("/manifest")]
+
+
+async def test_idle_daemon_stops_at_once(config, bucket, log):
+    """Between two rounds there is nothing to wait for, and nothing to cut off."""
+    bucket.open.set()
+    async with running(run_daemon(config(shutdown_timeout_ms=_LONG_MS))) as daemon:
+        await log.said("segment durable")
+        interrupt()
+        await daemon
+
+    assert not any(each.startswith("stopping without finishing") for each in log.events)
+
+
+async def test_missing_bucket_ends_the_daemon_at_its_start(config, bucket, log):
+    """What an operator must mend is said at once, and nothing keeps running."""
+    bucket.exists = False
+    async with running(run_daemon(config())) as daemon:
+        with pytest.raises(BucketNotFound):
+            await daemon
+
+
+async def test_second_daemon_on_one_state_directory_is_refused(config, bucket, log):
+    """Two daemons of one configuration cannot run, and the first is not disturbed."""
+    async with running(run_daemon(config(shutdown_timeout_ms=1))) as daemon:
+        await bucket.held.wait()
+        with pytest.raises(ConfigError, match="another tieringd runs"):
+            await run_daemon(config())
+        assert not daemon.done()
+        interrupt()
+        await daemon
+
+
+async def test_single_pass_tells_how_each_partition_stands(config, bucket, log):
+    """A pass uploads what is eligible, returns the sums, and leaves no signal handler."""
+    bucket.open.set()
+    async with running(run_once(config())) as work:
+        done = await work
+
+    (status,) = done.statuses.values()
+    assert (status.uploaded, status.fault) == (1, "")
+
+
+async def test_signal_ends_a_single_pass_after_the_segments_in_hand(config, bucket, log, writer):
+    """A pass that is asked to stop commits what it has in hand and starts no more."""
+    for _ in range(8):
+        writer.closed_segment()
+    async with running(run_once(config())) as work:
+        await bucket.held.wait()
+        interrupt()
+        # The signal is handled by the loop before the answers are: they come through sockets.
+        await asyncio.sleep(0)
+        bucket.open.set()
+        done = await work
+
+    (status,) = done.statuses.values()
+    assert 0 < status.uploaded < 9
+    assert status.pending_segments == 9 - status.uploaded
+
+
+async def test_single_pass_without_a_bucket_raises(config, bucket, log):
+    """A pass on a bucket that does not exist is the caller's to report."""
+    bucket.exists = False
+    async with running(run_once(config())) as work:
+        with pytest.raises(BucketNotFound):
+            await work

@@ -1,0 +1,44 @@
+"""One partition's log, one bucket, one daemon's services."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.archive import Clock, archive_in
+from tests.fakes.broker import FakeBroker
+from tests.fakes.log_writer import LogWriter
+from tieringd.metrics import Metrics
+from tieringd.storage.memory import MemoryStore
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """Give an empty log."""
+    return LogWriter(tmp_path)
+
+
+@pytest.fixture
+def store():
+    """Give an empty bucket."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def archive(store, clock):
+    """Give the services of one daemon."""
+    return archive_in(store, now_ms=clock)
+
+
+@pytest.fixture
+def broker(writer):
+    return FakeBroker(writer)
+
+
+@pytest.fixture
+def metrics():
+    return Metrics()

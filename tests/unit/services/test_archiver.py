@@ -1,0 +1,483 @@
+"""The archiver over a real log directory, a store in memory and a broker that can refuse."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.builders import OLD_MESSAGE_V0, OLD_MESSAGE_V1
+from tests.fakes.archive import archive_in, archiver_of, observed, values_in, written_below
+from tests.fakes.broker import FakeBroker
+from tests.fakes.store import store_unavailable
+from tieringd.errors import CorruptDataError, FencedError, LocalFileError, StorageUnavailable
+from tieringd.formats.manifest_codec import decode_manifest
+from tieringd.formats.object_keys import manifest_key
+from tieringd.services.archiver import StepResult
+from tieringd.storage.memory import MemoryStore
+
+
+@pytest.fixture
+def archiver(writer, archive, broker, metrics, clock):
+    return archiver_of(writer, archive, broker, metrics=metrics, now_ms=clock)
+
+
+def stored_manifest(store, writer):
+    found = store._objects.get(manifest_key(writer.identified))
+    return None if found is None else decode_manifest(found[0])
+
+
+def bases(store, writer) -> list[int]:
+    manifest = stored_manifest(store, writer)
+    return [each.base_offset for each in manifest.segments] if manifest else []
+
+
+def value_of(metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+class PickyStore(MemoryStore):
+    """A bucket that does not take the data of segments that begin at one of *refused*."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: set[int] = set()
+
+    async def put(self, key, body, *, crc32c: int, condition=None):
+        name = key.rpartition("/")[2]
+        if key.endswith(".log") and int(name.partition("-")[0]) in self.refused:
+            raise store_unavailable("put")
+        return await super().put(key, body, crc32c=crc32c, condition=condition)
+
+
+async def test_step_without_closed_segments_does_nothing(writer, archiver, store):
+    """The active segment is not uploaded, and no manifest is written about nothing."""
+    writer.append()
+
+    assert await archiver.step(observed(writer)) == StepResult()
+    assert stored_manifest(store, writer) is None
+
+
+async def test_step_uploads_closed_segments_in_one_commit(writer, archiver, archive, store, metrics):
+    """All eligible segments of a step are in the bucket and in the manifest, after a single commit."""
+    first, second = writer.closed_segment(b"a", b"b"), writer.closed_segment(b"c")
+
+    result = await archiver.step(observed(writer))
+
+    assert result == StepResult(uploaded=2)
+    manifest = stored_manifest(store, writer)
+    assert [each.base_offset for each in manifest.segments] == [first, second]
+    assert manifest.commit_number == 1
+    assert manifest.epochs == ((0, 0),)
+    assert await values_in(archive, manifest) == written_below(writer, manifest.next_offset)
+    assert value_of(metrics, "tieringd_uploads_total", topic="orders") == 2
+    assert value_of(metrics, "tieringd_manifest_commits_total", topic="orders") == 1
+
+
+async def test_step_takes_so_many_segments_at_once(writer, archive, broker, store):
+    """A step uploads up to its limit, says what is left, and the next goes on from there."""
+    for _ in range(3):
+        writer.closed_segment()
+    archiver = archiver_of(writer, archive, broker, segments_per_step=2)
+
+    first = await archiver.step(observed(writer))
+    assert (first.uploaded, first.pending_segments, first.made_progress) == (2, 1, True)
+    second = await archiver.step(observed(writer))
+    assert (second.uploaded, second.pending_segments) == (1, 0)
+    third = await archiver.step(observed(writer))
+    assert third == StepResult()
+    assert not third.made_progress
+
+
+async def test_step_stops_at_the_last_stable_offset(writer, archiver, store):
+    """A segment with undecided records waits, and so does all that follows it."""
+    stable = writer.closed_segment()
+    writer.append(producer_id=7)
+    undecided = writer.roll()
+    writer.closed_segment()
+
+    await archiver.step(observed(writer))
+    assert bases(store, writer) == [stable]
+
+    writer.abort(7)
+    await archiver.step(observed(writer))
+    assert stored_manifest(store, writer).next_offset == writer.bases[-1] > undecided
+
+
+@pytest.mark.parametrize(("behind", "uploaded"), [(0, 1), (1, 0)])
+async def test_segment_is_uploaded_once_all_of_it_is_replicated(writer, archiver, behind, uploaded):
+    """The last offset counts: one record that is not replicated holds its segment back."""
+    writer.closed_segment(b"a", b"b")
+    writer.high_watermark = writer.next_offset - behind
+
+    assert (await archiver.step(observed(writer))).uploaded == uploaded
+
+
+async def test_archive_continues_after_a_restart(writer, archiver, store, broker):
+    """Another process under the same epoch goes on where the manifest ends."""
+    first = writer.closed_segment()
+    await archiver.step(observed(writer))
+    second = writer.closed_segment()
+    restarted = archiver_of(writer, archive_in(store, writer_id="b2"), broker)
+
+    assert (await restarted.step(observed(writer))).uploaded == 1
+
+    assert bases(store, writer) == [first, second]
+    assert [each.writer_id for each in stored_manifest(store, writer).segments] == ["a1", "b2"]
+
+
+async def test_epochs_of_the_batches_are_in_the_manifest(writer, archiver, store):
+    """The manifest's leader epoch history grows with the segments."""
+    writer.append()
+    writer.begin_epoch(4)
+    fourth = writer.append()
+    writer.roll()
+    await archiver.step(observed(writer))
+
+    assert stored_manifest(store, writer).epochs == ((0, 0), (4, fourth))
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+async def test_prefix_before_a_failed_upload_is_committed(writer, broker, refused):
+    """Of uploads side by side, those before the first failure count; none after it does."""
+    store = PickyStore()
+    written = [writer.closed_segment(b"%d" % number) for number in range(3)]
+    store.refused = {written[refused]}
+    archiver = archiver_of(writer, archive_in(store), broker)
+
+    with pytest.raises(StorageUnavailable):
+        await archiver.step(observed(writer))
+    assert bases(store, writer) == written[:refused]
+
+    store.refused.clear()
+    result = await archiver.step(observed(writer))
+    assert result.uploaded == 3 - refused
+    assert bases(store, writer) == written
+
+
+async def test_failed_step_trims_nothing(writer, broker):
+    """While something is wrong with the store the local log stays as it is."""
+    store = PickyStore()
+    writer.closed_segment()
+    store.refused = {writer.closed_segment()}
+    archiver = archiver_of(writer, archive_in(store), broker)
+
+    with pytest.raises(StorageUnavailable):
+        await archiver.step(observed(writer, target_bytes=0))
+
+    assert broker.trims == []
+
+
+async def test_unreadable_segment_ends_the_prefix(writer, archiver, store):
+    """A file that changed since the look is not uploaded; what is before it is committed."""
+    first, second = writer.closed_segment(), writer.closed_segment()
+    seen = observed(writer)
+    writer.flip_byte(second)
+
+    with pytest.raises(LocalFileError, match="changed after it was listed"):
+        await archiver.step(seen)
+
+    assert bases(store, writer) == [first]
+
+
+async def test_commit_that_failed_is_looked_up_before_the_next(writer, archiver, store):
+    """After a commit of unknown fate the archiver reads the manifest and goes on from what it says."""
+    writer.closed_segment()
+    store.fail_next("get", lambda: store_unavailable("get"), times=0)
+    seen = observed(writer)
+    # Data and index go through; the manifest's answer is lost, and so is the look after it.
+    fail_commit(store, after_effect=True)
+    with pytest.raises(StorageUnavailable):
+        await archiver.step(seen)
+    assert archiver.manifest is None
+
+    result = await archiver.step(seen)
+
+    assert result.uploaded == 0
+    assert archiver.manifest == stored_manifest(store, writer)
+
+
+def fail_commit(store: MemoryStore, *, after_effect: bool) -> None:
+    """Let the next put of a manifest end in doubt, and the look afterwards in nothing."""
+    put = store.put
+
+    async def doubtful(key, body, *, crc32c, condition=None):
+        if not key.endswith("/manifest"):
+            return await put(key, body, crc32c=crc32c, condition=condition)
+        store.put = put
+        store.fail_next("put", lambda: store_unavailable("put", True), after_effect=after_effect)
+        store.fail_next("get", lambda: store_unavailable("get"))
+        return await put(key, body, crc32c=crc32c, condition=condition)
+
+    store.put = doubtful
+
+
+async def test_commit_without_effect_is_made_again(writer, archiver, store):
+    """Segments whose commit did not take effect are copied and committed by the next step."""
+    written = writer.closed_segment()
+    fail_commit(store, after_effect=False)
+    with pytest.raises(StorageUnavailable):
+        await archiver.step(observed(writer))
+    assert bases(store, writer) == []
+
+    assert (await archiver.step(observed(writer))).uploaded == 1
+    assert bases(store, writer) == [written]
+
+
+async def test_corrupt_segment_is_quarantined(writer, archiver, store, broker, metrics):
+    """A corrupt segment is neither uploaded nor skipped, and the fault names its file."""
+    good, bad = writer.closed_segment(), writer.closed_segment()
+    writer.closed_segment()
+    writer.flip_byte(bad)
+
+    result = await archiver.step(observed(writer, target_bytes=0))
+
+    assert result.uploaded == 1
+    assert str(writer.log_path(bad)) in result.fault
+    assert result.fault == archiver.quarantine_fault
+    assert bases(store, writer) == [good]
+    assert broker.trims == []
+    failures = value_of(
+        metrics, "tieringd_upload_failures_total", topic="orders", error=CorruptDataError.__name__
+    )
+    assert failures == 1
+
+
+async def test_quarantined_segment_is_not_read_again(writer, archiver, store):
+    """While its bytes are the same, a corrupt segment costs nothing more."""
+    bad = writer.closed_segment()
+    writer.closed_segment()
+    writer.flip_byte(bad)
+    await archiver.step(observed(writer))
+    store.requests.clear()
+
+    result = await archiver.step(observed(writer))
+
+    assert result.fault
+    assert result.uploaded == 0
+    assert not [key for operation, key in store.requests if operation == "put"]
+
+
+async def test_quarantine_is_lifted_when_the_bytes_change(writer, archiver, store):
+    """A segment that was mended is uploaded, and all that waited behind it."""
+    bad, behind = writer.closed_segment(), writer.closed_segment()
+    writer.flip_byte(bad)
+    await archiver.step(observed(writer))
+
+    writer.flip_byte(bad)
+    result = await archiver.step(observed(writer))
+
+    assert (result.uploaded, result.fault) == (2, "")
+    assert bases(store, writer) == [bad, behind]
+
+
+async def test_quarantine_is_lifted_when_the_segment_is_gone(writer, archiver, store):
+    """A corrupt segment that the broker deleted becomes a gap, and the rest goes on."""
+    good, bad, behind = writer.closed_segment(), writer.closed_segment(), writer.closed_segment()
+    writer.flip_byte(bad)
+    await archiver.step(observed(writer))
+
+    writer.drop_head()
+    writer.drop_head()
+    assert (await archiver.step(observed(writer))).gaps == 0
+    result = await archiver.step(observed(writer))
+
+    assert (result.gaps, result.uploaded, result.fault) == (1, 1, "")
+    assert bases(store, writer) == [good, behind]
+
+
+async def test_gap_is_recorded_after_two_looks(writer, archiver, store, metrics):
+    """Offsets that left the disk uncopied are recorded at the second look, not at the first."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    lost, kept = writer.closed_segment(), writer.closed_segment()
+    writer.drop_head()
+    writer.drop_head()
+
+    first = await archiver.step(observed(writer))
+    assert first == StepResult(pending_segments=1, needs_another_look=True)
+    assert stored_manifest(store, writer).gaps == ()
+
+    result = await archiver.step(observed(writer))
+    assert (result.gaps, result.uploaded) == (1, 1)
+    (gap,) = stored_manifest(store, writer).gaps
+    assert (gap.base_offset, gap.next_offset) == (lost, kept)
+    assert "removed" in gap.reason
+    assert value_of(metrics, "tieringd_archive_gaps_total", topic="orders") == 1
+    assert value_of(metrics, "tieringd_archive_gap_offsets", topic="orders", partition="0") == kept - lost
+
+
+async def test_gap_that_moved_is_looked_at_twice_again(writer, archiver, store):
+    """When more is missing at the second look, there has to be a third."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    for _ in range(3):
+        writer.closed_segment()
+    writer.drop_head()
+    writer.drop_head()
+    await archiver.step(observed(writer))
+    writer.drop_head()
+
+    assert (await archiver.step(observed(writer))).gaps == 0
+    assert (await archiver.step(observed(writer))).gaps == 1
+
+
+async def test_gap_that_closed_is_forgotten(writer, archiver, store, tmp_path):
+    """Files that are back at the second look are uploaded, and no gap is recorded."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    hidden = writer.closed_segment()
+    writer.closed_segment()
+    seen_whole = observed(writer)
+    writer.log_path(0).unlink()
+    writer.log_path(hidden).rename(tmp_path / "hidden")
+    assert (await archiver.step(observed(writer))).gaps == 0
+
+    (tmp_path / "hidden").rename(writer.log_path(hidden))
+    result = await archiver.step(observed(writer))
+
+    assert (result.gaps, result.uploaded) == (0, 2)
+    assert seen_whole.log.segments[1:] == observed(writer).log.segments
+
+
+async def test_gap_waits_for_data_that_follows(writer, archiver, store):
+    """When all that is left is not eligible, nothing is recorded yet."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    writer.closed_segment()
+    writer.drop_head()
+    writer.drop_head()
+
+    for _ in range(3):
+        assert await archiver.step(observed(writer)) == StepResult()
+    assert stored_manifest(store, writer).gaps == ()
+
+
+@pytest.mark.parametrize("old", [OLD_MESSAGE_V0, OLD_MESSAGE_V1], ids=["v0", "v1"])
+async def test_old_message_format_is_a_gap_and_not_a_fault(writer, archiver, store, old):
+    """A segment of the formats before batches can never be copied: it is recorded and passed."""
+    good = writer.closed_segment()
+    passed = writer.closed_segment()
+    writer.closed_segment()
+    writer.log_path(passed).write_bytes(old)
+
+    result = await archiver.step(observed(writer))
+    assert (result.uploaded, result.gaps, result.fault) == (1, 1, "")
+    assert (await archiver.step(observed(writer))).uploaded == 1
+
+    manifest = stored_manifest(store, writer)
+    (gap,) = manifest.gaps
+    assert gap.base_offset == passed
+    assert "v0/v1" in gap.reason
+    assert bases(store, writer) == [good, gap.next_offset]
+
+
+async def test_old_message_format_in_the_first_segment_begins_the_archive(writer, archiver, store):
+    """An archive may begin with a gap."""
+    writer.closed_segment()
+    writer.log_path(0).write_bytes(OLD_MESSAGE_V0)
+
+    await archiver.step(observed(writer))
+
+    manifest = stored_manifest(store, writer)
+    assert (manifest.start_offset, len(manifest.gaps), len(manifest.segments)) == (0, 1, 0)
+    assert not manifest.faults()
+
+
+async def test_newer_leader_in_the_manifest_fences_before_anything_is_copied(writer, archiver, store, broker):
+    """A deposed leader finds out at its first look, and uploads nothing."""
+    writer.closed_segment()
+    newer = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1)
+    await newer.step(observed(writer))
+    store.requests.clear()
+
+    with pytest.raises(FencedError, match="leader epoch 1 owns"):
+        await archiver.step(observed(writer))
+
+    assert {operation for operation, _ in store.requests} == {"get"}
+
+
+async def test_fenced_archiver_changes_nothing(writer, archiver, store, broker):
+    """An archiver that loses the swap trims nothing, and the winner's manifest stays."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    writer.closed_segment()
+    await archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=0).step(
+        observed(writer)
+    )
+    won = stored_manifest(store, writer)
+    writer.closed_segment()
+
+    with pytest.raises(FencedError):
+        await archiver.step(observed(writer, target_bytes=0))
+
+    assert stored_manifest(store, writer) == won
+    assert broker.trims == []
+    assert archiver.manifest is None
+
+
+async def test_deposed_leaders_last_commit_does_not_stop_the_new_one(writer, archiver, store, broker):
+    """A new leader that read the manifest before the old one's last commit goes on after it."""
+    new = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1)
+    await new.step(observed(writer))
+    first = writer.closed_segment()
+    await archiver.step(observed(writer))
+    second = writer.closed_segment()
+
+    with pytest.raises(StorageUnavailable):
+        await new.step(observed(writer))
+    await new.step(observed(writer))
+
+    assert bases(store, writer) == [first, second]
+    assert stored_manifest(store, writer).leader_epoch == 1
+
+
+@pytest.mark.parametrize("awaits", range(1, 16))
+async def test_step_cancelled_anywhere_can_be_done_again(writer, archiver, store, awaits):
+    """An archiver that was cut off at an await goes on with the next step as if nothing had been."""
+    written = [writer.closed_segment(), writer.closed_segment()]
+    step = asyncio.create_task(archiver.step(observed(writer)))
+    for _ in range(awaits):
+        await asyncio.sleep(0)
+    step.cancel()
+    await asyncio.gather(step, return_exceptions=True)
+
+    await archiver.step(observed(writer))
+
+    assert bases(store, writer) == written
+
+
+async def test_pending_metric_counts_the_offsets_that_are_stable_and_not_archived(writer, archiver, metrics):
+    """Redpanda's metric is the distance from the archive's end to the last stable offset."""
+    labels = {"namespace": "kafka", "topic": "orders", "partition": "0"}
+    writer.closed_segment(b"a", b"b")
+    writer.append(b"c")
+    writer.append(b"d", producer_id=7)
+
+    await archiver.step(observed(writer))
+
+    assert value_of(metrics, "vectorized_ntp_archiver_pending", **labels) == 1
+    writer.commit(7)
+    await archiver.step(observed(writer))
+    assert value_of(metrics, "vectorized_ntp_archiver_pending", **labels) == 3
+
+
+async def test_lag_is_the_age_of_the_oldest_segment_that_waits(writer, archive, metrics, clock):
+    """The lag counts from the last write to the oldest segment that is eligible, and ends with it."""
+    for _ in range(2):
+        writer.closed_segment()
+    broker = FakeBroker(writer)
+    slow = archiver_of(writer, archive, broker, metrics=metrics, now_ms=clock, segments_per_step=1)
+    seen = observed(writer)
+    waiting = seen.log.segments[1]
+    clock.now_ms = waiting.modified_ns // 1_000_000 + 5_000
+    labels = {"topic": "orders", "partition": "0"}
+
+    await slow.step(seen)
+    assert value_of(metrics, "tieringd_upload_lag_seconds", **labels) == pytest.approx(5)
+    assert value_of(metrics, "tieringd_upload_pending_segments", **labels) == 1
+    assert value_of(metrics, "tieringd_upload_pending_bytes", **labels) == waiting.size_bytes
+
+    await slow.step(seen)
+    assert value_of(metrics, "tieringd_upload_lag_seconds", **labels) == 0
+    assert value_of(metrics, "tieringd_archive_next_offset", **labels) == writer.bases[-1]

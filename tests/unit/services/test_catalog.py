@@ -1,0 +1,109 @@
+"""What a bucket holds, found out from the bucket alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.archive import archived
+from tests.fakes.log_writer import LogWriter
+from tieringd.errors import ObjectNotFound
+from tieringd.formats.object_keys import TopicKey
+
+_OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+
+
+def key_of(writer: LogWriter) -> TopicKey:
+    each = writer.identified
+    return TopicKey(each.cluster, each.topic, each.topic_id)
+
+
+async def archive_of(writer: LogWriter, archive, *, partitions: int = 1):
+    """Archive a segment of *writer*'s partition, and count its topic's partitions."""
+    writer.closed_segment()
+    await archive.manifests.ensure_topic(key_of(writer), partition_count=partitions)
+    return await archived(writer, archive)
+
+
+async def test_empty_bucket_has_no_topics(archive):
+    """Nothing is found in a bucket that holds nothing."""
+    assert [each async for each in archive.catalog.topics()] == []
+
+
+async def test_topics_come_by_cluster_and_name(archive, tmp_path):
+    """Every topic is listed, in the order of the keys."""
+    for name in ("orders", "audit", "payments"):
+        await archive_of(LogWriter(tmp_path, name), archive)
+
+    assert [each.key.topic async for each in archive.catalog.topics()] == ["audit", "orders", "payments"]
+
+
+async def test_listing_takes_all_pages(archive, store, tmp_path):
+    """More topics than one page holds are all found."""
+    for number in range(5):
+        await archive_of(LogWriter(tmp_path, f"topic{number}"), archive)
+    list_page = store.list_page
+
+    async def small_page(prefix, *, start_after=None, limit=1000):
+        return await list_page(prefix, start_after=start_after, limit=2)
+
+    store.list_page = small_page
+
+    assert len([each async for each in archive.catalog.topics()]) == 5
+
+
+async def test_other_objects_are_passed_over(archive, store, writer):
+    """What lies among the topic manifests and is none is left alone."""
+    await archive_of(writer, archive)
+    store.add("meta/cluster/topics/notes.txt", b"")
+
+    assert [each.key.topic async for each in archive.catalog.topics()] == ["orders"]
+
+
+async def test_topic_comes_with_the_partitions_that_are_archived(archive, tmp_path):
+    """A partition that was counted and has no manifest yet is not among them."""
+    first = await archive_of(LogWriter(tmp_path, "orders", 0), archive, partitions=3)
+    third = await archive_of(LogWriter(tmp_path, "orders", 2), archive, partitions=3)
+
+    found = await archive.catalog.topic("orders")
+
+    assert found.topic.partition_count == 3
+    assert found.partitions == (first, third)
+
+
+async def test_of_several_incarnations_the_latest_counts(archive, tmp_path, clock):
+    """A topic that was created again shares nothing with its old self."""
+    (tmp_path / "new").mkdir()
+    new = LogWriter(tmp_path / "new", "orders", topic_id=_OTHER_ID)
+    old = LogWriter(tmp_path, "orders")
+    await archive_of(old, archive)
+    clock.now_ms += 1
+    manifest = await archive_of(new, archive)
+
+    found = await archive.catalog.topic("orders")
+
+    assert found.topic.key.topic_id == _OTHER_ID
+    assert found.partitions == (manifest,)
+
+
+async def test_unknown_topic_is_told_with_what_to_do(archive):
+    """A name that the bucket does not hold is an error that says how to find those it does."""
+    with pytest.raises(ObjectNotFound, match=r"no topic named orders.*archive topics"):
+        await archive.catalog.topic("orders")
+
+
+async def test_partition_is_found_by_name_and_number(archive, tmp_path):
+    """One partition's manifest, and for a wrong number those that there are."""
+    await archive_of(LogWriter(tmp_path, "orders", 0), archive, partitions=2)
+    second = await archive_of(LogWriter(tmp_path, "orders", 1), archive, partitions=2)
+
+    assert await archive.catalog.partition("orders", 1) == second
+    with pytest.raises(ObjectNotFound, match="partitions archived: 0, 1"):
+        await archive.catalog.partition("orders", 7)
+
+
+async def test_topic_without_any_archived_partition_says_so(archive, writer):
+    """A topic may be known before anything of it is stored."""
+    await archive.manifests.ensure_topic(key_of(writer), partition_count=1)
+
+    with pytest.raises(ObjectNotFound, match="partitions archived: none"):
+        await archive.catalog.partition("orders", 0)
