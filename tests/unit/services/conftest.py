@@ -1,4 +1,4 @@
-"""One partition's log, one bucket, one daemon's services."""
+"""One partition's log, one bucket, one daemon's services; or a whole daemon over three partitions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from tests.fakes.archive import Clock, archive_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.unit.services.daemons import Daemon
 from tieringd.metrics import Metrics
 from tieringd.storage.memory import MemoryStore
 
@@ -42,3 +43,17 @@ def broker(writer):
 @pytest.fixture
 def metrics():
     return Metrics()
+
+
+@pytest.fixture
+def writers(tmp_path):
+    """Give three partitions, each with a closed segment."""
+    writers = [LogWriter(tmp_path, "orders", number) for number in range(3)]
+    for writer in writers:
+        writer.closed_segment()
+    return writers
+
+
+@pytest.fixture
+def daemon(tmp_path, store, writers):
+    return Daemon(tmp_path, store, writers)

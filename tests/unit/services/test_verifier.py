@@ -78,11 +78,13 @@ async def test_wrong_size_is_found(archive, store, manifest, deep, change):
 
 
 async def test_wrong_size_of_an_index_is_found(archive, store, manifest, key):
-    """An index of another size is told as well."""
-    store.add(f"{key}.index", store._objects[f"{key}.index"][0] + b"x")
+    """An index of another size than the manifest says is told, although it is a whole index."""
+    index = decode_sidecar(store._objects[f"{key}.index"][0])
+    store.add(f"{key}.index", encode_sidecar(replace(index, entries=())))
 
     (fault,) = (await archive.verifier.verify(manifest, deep=False)).faults
     assert f"{key}.index" in fault
+    assert f"the manifest says {manifest.segments[1].index_size_bytes}" in fault
 
 
 async def test_wrong_checksum_is_found_without_reading(archive, store, manifest, key):

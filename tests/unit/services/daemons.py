@@ -1,0 +1,58 @@
+"""A daemon's reconciler with everything around it, for the tests of its rounds."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from tests.fakes.archive import archive_in, reconciler_of, tiered_config
+from tests.fakes.broker import FakeBroker
+from tests.unit.services.manifests import bases
+from tieringd.metrics import Metrics
+from tieringd.model.partition import Leadership
+
+if TYPE_CHECKING:
+    from tests.fakes.log_writer import LogWriter
+    from tieringd.services.reconciler import PartitionStatus
+
+INTERVAL_SECONDS = 10
+
+
+class Daemon:
+    """A reconciler over three partitions, with its broker, store and metrics."""
+
+    def __init__(self, log_dir, store, writers, **config) -> None:
+        self.writers = writers
+        self.store = store
+        self.broker = FakeBroker(*writers)
+        self.metrics = Metrics()
+        self.archive = archive_in(store)
+        self.config = tiered_config(log_dir, interval_ms=INTERVAL_SECONDS * 1000, **config)
+        self.reconciler = reconciler_of(self.config, self.archive, self.broker, metrics=self.metrics)
+
+    @asynccontextmanager
+    async def running(self):
+        """Run until the body is done, then stop and see that it ends."""
+        task = asyncio.create_task(self.reconciler.run())
+        await asyncio.sleep(1)
+        try:
+            yield
+        finally:
+            self.reconciler.stop()
+            await task
+
+    async def round(self) -> None:
+        """Let the next regular round happen, and its work be done."""
+        await asyncio.sleep(INTERVAL_SECONDS)
+
+    def archived(self) -> dict[str, list[int]]:
+        """Return the bases that each partition's manifest names."""
+        found = {str(each.name): bases(self.store, each) for each in self.writers}
+        return {name: named for name, named in found.items() if named}
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.metrics.registry.get_sample_value(name, labels)
+
+    def status(self, writer: LogWriter, epoch: int = 0) -> PartitionStatus:
+        return self.reconciler.statuses()[Leadership(writer.identified, epoch)]

@@ -1,0 +1,16 @@
+"""What the bucket holds of a partition, looked at past the services."""
+
+from __future__ import annotations
+
+from tieringd.formats.manifest_codec import decode_manifest
+from tieringd.formats.object_keys import manifest_key
+
+
+def stored_manifest(store, writer):
+    found = store._objects.get(manifest_key(writer.identified))
+    return None if found is None else decode_manifest(found[0])
+
+
+def bases(store, writer) -> list[int]:
+    manifest = stored_manifest(store, writer)
+    return [each.base_offset for each in manifest.segments] if manifest else []
