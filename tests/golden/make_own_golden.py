@@ -3,18 +3,26 @@ Write the golden files of our own formats: `python -m tests.golden.make_own_gold
 
 The values below are what the files in `own/` hold; the tests decode each file and compare. A
 file of a released format version is never written again: a new version gets new files beside
-the old ones, and this recipe's names say which version they are of.
+the old ones, and this recipe's names say which version they are of. Values named `_V1` are what
+the files of version 1 hold; no release writes those any more.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.formats.topic_manifest import TopicManifest, encode_topic_manifest
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.formats.topic_manifest import (
+    Archiving,
+    OriginalRetention,
+    TopicManifest,
+    encode_topic_manifest,
+)
+from tieringd.model.manifest import Gap, PartitionManifest, Replacement
+from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import (
     AbortedTransaction,
@@ -70,7 +78,7 @@ SEGMENTS = (
 )
 """The second begins where the first ends; before the third there is a gap. Extremes on purpose."""
 
-MANIFEST = PartitionManifest(
+MANIFEST_V1 = PartitionManifest(
     partition=PARTITION,
     start_offset=1000,
     next_offset=2**62 + 1,
@@ -82,8 +90,20 @@ MANIFEST = PartitionManifest(
     segments=PartitionManifest.begin(PARTITION, start_offset=1000).segments.appended(SEGMENTS),
     gaps=(Gap(2001, 2499, "the broker deleted them first, after 7 Tage (é)", 1_700_000_850_000),),
 )
-NEW_MANIFEST = PartitionManifest.begin(PARTITION, start_offset=0)
+NEW_MANIFEST_V1 = PartitionManifest.begin(PARTITION, start_offset=0)
 """Of a partition of which nothing is stored yet."""
+
+MANIFEST = replace(
+    MANIFEST_V1,
+    began_at_ms=1_699_999_000_000,
+    replacements=(
+        Replacement(2001, 3000, leader_epoch=7, replaced_at_ms=1_700_000_840_000),
+        Replacement(2500, 2**62, leader_epoch=2**31 - 1, replaced_at_ms=2**60),
+    ),
+    translation=OffsetTranslation(2**62 + 5, 2**40),
+)
+"""What version 1 could say, and what version 2 brought."""
+NEW_MANIFEST = replace(NEW_MANIFEST_V1, began_at_ms=1_700_000_000_000)
 
 INDEX = SegmentIndex(
     base_offset=1000,
@@ -119,19 +139,25 @@ EMPTY_INDEX = SegmentIndex(
     broker=BrokerIndexes(offset_index=b""),
 )
 
-TOPIC_MANIFEST = TopicManifest(
+TOPIC_MANIFEST_V1 = TopicManifest(
     TopicKey(CLUSTER, TOPIC, TOPIC_ID), partition_count=13, created_at_ms=1_700_000_000_000
+)
+TOPIC_MANIFEST = replace(
+    TOPIC_MANIFEST_V1,
+    archiving=Archiving.PAUSED,
+    original_retention=OriginalRetention(retention_ms="604800000", retention_bytes=None),
+    retention_released=True,
 )
 
 
 def files() -> dict[str, bytes]:
     """Return what this release writes for each file."""
     return {
-        "partition-manifest.v1": encode_manifest(MANIFEST),
-        "partition-manifest-new.v1": encode_manifest(NEW_MANIFEST),
+        "partition-manifest.v2": encode_manifest(MANIFEST),
+        "partition-manifest-new.v2": encode_manifest(NEW_MANIFEST),
         "segment-index.v1": encode_sidecar(INDEX),
         "segment-index-empty.v1": encode_sidecar(EMPTY_INDEX),
-        "topic-manifest.v1.json": encode_topic_manifest(TOPIC_MANIFEST),
+        "topic-manifest.v2.json": encode_topic_manifest(TOPIC_MANIFEST),
     }
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
+from typing import Final
 
 from tieringd.model.partition import TopicPartition
 
@@ -22,6 +24,8 @@ _PASSING_DIRECTORY = re.compile(
     r"(?P<topic>.+)-(?P<partition>0|[1-9][0-9]*)\.[^.]+-(?P<kind>delete|stray|future)"
 )
 _LOG_FILE = re.compile(r"(?P<base>[0-9]{20})\.(?P<kind>log|index|timeindex|txnindex|snapshot)")
+_REMEMBERED_NAMES: Final = 16_384
+"""Every round asks for the same names again: those of a broker with ten thousand partitions."""
 _UNSETTLED_SUFFIXES = (".deleted", ".cleaned", ".swap", ".tmp")
 
 
@@ -73,6 +77,7 @@ def is_topic_name(name: str) -> bool:
     return _TOPIC.fullmatch(name) is not None and len(name) <= MAX_TOPIC_LENGTH and name not in {".", ".."}
 
 
+@lru_cache(maxsize=_REMEMBERED_NAMES)
 def parse_directory_name(name: str) -> DirectoryName | None:
     """Return what the directory *name* is; None when no broker made it."""
     if name == "remote-log-index-cache":

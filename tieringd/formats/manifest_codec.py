@@ -26,14 +26,17 @@ from typing import TYPE_CHECKING, Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
-from tieringd.model.manifest import COLUMNS, Gap, PartitionManifest, SegmentTable
+from tieringd.model.manifest import COLUMNS, Gap, PartitionManifest, Replacement, SegmentTable
+from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAGIC = b"TRDM"
-VERSION = 1
+VERSION = 2
+_SINCE_REPLACEMENTS = 2
+"""The version that brought `began_at_ms` and `replacements`."""
 BODY_BYTES_MAX = 1 << 30
 """An inflated body larger than this is an attack or a fault: a million rows take 80 MB."""
 
@@ -64,11 +67,13 @@ def decode_manifest(data: bytes) -> PartitionManifest:
     Raises:
         CorruptDataError: The bytes are not a whole, sound manifest of a version we know.
     """
-    _version, packed = unseal(data, MAGIC, newest_version=VERSION, kind="partition manifest")
+    version, packed = unseal(data, MAGIC, newest_version=VERSION, kind="partition manifest")
     try:
         body = _inflate(packed)
         (head_bytes,) = _LENGTH.unpack_from(body)
         head = json.loads(body[_LENGTH.size : _LENGTH.size + head_bytes])
+        if version < _SINCE_REPLACEMENTS:
+            head = {**head, "began_at_ms": 0, "replacements": [], "translation": None}
         manifest = _manifest(head, body[_LENGTH.size + head_bytes :])
         faults = manifest.faults()
     except (ValueError, KeyError, TypeError, RecursionError, struct.error, zlib.error) as error:
@@ -91,8 +96,16 @@ def _head(manifest: PartitionManifest) -> dict[str, Any]:
         "writer_id": manifest.writer_id,
         "commit_number": manifest.commit_number,
         "committed_at_ms": manifest.committed_at_ms,
+        "began_at_ms": manifest.began_at_ms,
         "epochs": manifest.epochs,
         "gaps": [[gap.base_offset, gap.last_offset, gap.reason, gap.recorded_at_ms] for gap in manifest.gaps],
+        "replacements": [
+            [one.base_offset, one.last_offset, one.leader_epoch, one.replaced_at_ms]
+            for one in manifest.replacements
+        ],
+        "translation": (
+            [manifest.translation.raw_offset, manifest.translation.delta] if manifest.translation else None
+        ),
         "rows": len(manifest.segments),
         "writers": manifest.segments.writers,
     }
@@ -117,9 +130,12 @@ def _manifest(head: dict[str, Any], columns: bytes) -> PartitionManifest:
         writer_id=head["writer_id"],
         commit_number=head["commit_number"],
         committed_at_ms=head["committed_at_ms"],
+        began_at_ms=head["began_at_ms"],
         epochs=tuple((epoch, start) for epoch, start in head["epochs"]),
         segments=table,
         gaps=tuple(Gap(*fields) for fields in head["gaps"]),
+        translation=None if head["translation"] is None else OffsetTranslation(*head["translation"]),
+        replacements=tuple(Replacement(*fields) for fields in head["replacements"]),
     )
 
 

@@ -8,14 +8,37 @@ count in each, leads to every partition manifest without any other knowledge.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.partition import TopicIdPartition
 
-VERSION = 1
+VERSION = 2
+_WITHOUT_ARCHIVING = 1
+"""The version before `archiving` and `original_retention`."""
+
+
+class Archiving(StrEnum):
+    """What operators want of a topic, whatever the configuration says."""
+
+    ON = "on"
+    PAUSED = "paused"
+    """Neither uploaded nor trimmed until someone resumes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OriginalRetention:
+    """
+    What was set on the topic before tieringd took over its retention.
+
+    As the broker wrote it; None where nothing was set on the topic itself.
+    """
+
+    retention_ms: str | None
+    retention_bytes: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +50,11 @@ class TopicManifest:
     """One more than the highest partition that any daemon has archived."""
     created_at_ms: int
     lifecycle: str = "live"
+    archiving: Archiving = Archiving.ON
+    original_retention: OriginalRetention | None = None
+    """Set while tieringd manages the topic's retention on the broker."""
+    retention_released: bool = False
+    """An operator gave the retention back; the configuration does not take it again by itself."""
 
     def partitions(self) -> tuple[TopicIdPartition, ...]:
         """Return the partitions 0 to `partition_count` - 1; some may have no manifest."""
@@ -47,6 +75,9 @@ def encode_topic_manifest(manifest: TopicManifest) -> bytes:
         "partition_count": manifest.partition_count,
         "created_at_ms": manifest.created_at_ms,
         "lifecycle": manifest.lifecycle,
+        "archiving": manifest.archiving,
+        "retention_released": manifest.retention_released,
+        "original_retention": asdict(manifest.original_retention) if manifest.original_retention else None,
     }
     return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
 
@@ -67,14 +98,25 @@ def decode_topic_manifest(data: bytes) -> TopicManifest:
 def _manifest(document: dict[str, Any]) -> TopicManifest:
     # The version comes first: what else a newer document holds is not known here.
     version = document["version"]
-    if version != VERSION:
+    if version not in (_WITHOUT_ARCHIVING, VERSION):
         raise CorruptDataError(
-            f"topic manifest has version {version}; this release reads {VERSION}",
+            f"topic manifest has version {version}; this release reads {_WITHOUT_ARCHIVING} and {VERSION}",
             hint="Upgrade tieringd on this host",
         )
+    if version == _WITHOUT_ARCHIVING:
+        document = {
+            **document,
+            "archiving": "on",
+            "original_retention": None,
+            "retention_released": False,
+        }
+    original = document["original_retention"]
     return TopicManifest(
         TopicKey(document["cluster"], document["topic"], document["topic_id"]),
         partition_count=int(document["partition_count"]),
         created_at_ms=int(document["created_at_ms"]),
         lifecycle=document["lifecycle"],
+        archiving=Archiving(document["archiving"]),
+        retention_released=bool(document["retention_released"]),
+        original_retention=None if original is None else OriginalRetention(**original),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class LocalLog:
     segments: tuple[LocalSegment, ...]
     epochs: tuple[EpochStart, ...]
     """`leader-epoch-checkpoint`; empty when the file is absent."""
+    is_reframed: bool = False
+    """Whether the files have other bytes than the Kafka batches that are stored: sizes differ then."""
 
     @property
     def closed_segments(self) -> tuple[LocalSegment, ...]:
@@ -39,6 +42,15 @@ class LocalLog:
     def first_offset(self) -> int | None:
         """Return the base offset of the oldest segment on disk; None when there is none."""
         return self.segments[0].base_offset if self.segments else None
+
+    @property
+    def bases_after_holes(self) -> frozenset[int]:
+        """Return the base of each segment that does not begin where the one before it ended."""
+        return frozenset(
+            segment.base_offset
+            for before, segment in pairwise(self.segments)
+            if before.next_offset != segment.base_offset
+        )
 
     @property
     def size_bytes(self) -> int:

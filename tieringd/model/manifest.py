@@ -26,6 +26,7 @@ from tieringd.model.segment import RemoteSegment
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from tieringd.model.offset_translation import OffsetTranslation
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import EpochStart
 
@@ -158,6 +159,21 @@ class SegmentTable:
             return self[row]
         return None
 
+    def overlapping(self, base_offset: int, next_offset: int) -> tuple[RemoteSegment, ...]:
+        """Return the segments with offsets from *base_offset* to before *next_offset*, ascending."""
+        bases = self._columns["base_offset"]
+        found = []
+        for row in range(self.row_at_or_after(base_offset), len(self)):
+            if bases[row] >= next_offset:
+                break
+            found.append(self[row])
+        return tuple(found)
+
+    def head(self, rows: int) -> SegmentTable:
+        """Return a table of the first *rows* rows."""
+        columns = {name: column[:rows] for name, column in self._columns.items()}
+        return SegmentTable(columns, self._writer_numbers[:rows], self._writers)
+
     def appended(self, segments: Iterable[RemoteSegment]) -> SegmentTable:
         """Return a table with *segments* at the end; the caller has checked their order."""
         columns = {name: column[:] for name, column in self._columns.items()}
@@ -186,6 +202,17 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
+class Replacement:
+    """Offsets that were stored, and replaced: another leader's log took their place."""
+
+    base_offset: int
+    last_offset: int
+    leader_epoch: int
+    """Of the leader whose log is archived from here on."""
+    replaced_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionManifest:
     """What the object store holds of one partition, and who said so last."""
 
@@ -201,14 +228,19 @@ class PartitionManifest:
     commit_number: int = 0
     """Unique per writer, so that a writer can recognise a commit of its own."""
     committed_at_ms: int = 0
+    began_at_ms: int = 0
+    """When the first version was written."""
     epochs: tuple[EpochStart, ...] = ()
     segments: SegmentTable = field(default_factory=SegmentTable.of)
     gaps: tuple[Gap, ...] = ()
+    replacements: tuple[Replacement, ...] = ()
+    translation: OffsetTranslation | None = None
+    """Of Redpanda's own offsets, at the archive's end or before it; None where there are none."""
 
     @classmethod
-    def begin(cls, partition: TopicIdPartition, *, start_offset: int) -> PartitionManifest:
+    def begin(cls, partition: TopicIdPartition, *, start_offset: int, now_ms: int = 0) -> PartitionManifest:
         """Return the manifest of a partition of which nothing is stored yet."""
-        return cls(partition, start_offset=start_offset, next_offset=start_offset)
+        return cls(partition, start_offset=start_offset, next_offset=start_offset, began_at_ms=now_ms)
 
     @property
     def last_offset(self) -> int | None:
@@ -253,6 +285,33 @@ class PartitionManifest:
                 f"gap {gap.base_offset} to {gap.last_offset} cannot follow offset {self.next_offset - 1}"
             )
         return replace(self, gaps=(*self.gaps, gap), next_offset=gap.next_offset)
+
+    def cut_back(self, next_offset: int, *, leader_epoch: int, now_ms: int) -> PartitionManifest:
+        """
+        Return a manifest that ends at *next_offset*, and remembers what was replaced.
+
+        The epochs that began at or past the cut go as well: another leader's follow.
+
+        Raises:
+            ValueError: *next_offset* is inside a segment or gap, or outside the manifest.
+        """
+        ends = {self.start_offset, *(one.next_offset for one in self.gaps)}
+        table = self.segments
+        kept = table.row_at_or_after(next_offset)
+        if not self.start_offset <= next_offset < self.next_offset or (
+            next_offset not in ends
+            and not (kept > 0 and table.column("last_offset")[kept - 1] == next_offset - 1)
+        ):
+            raise ValueError(f"the manifest of {self.partition} cannot be cut back to offset {next_offset}")
+        replacement = Replacement(next_offset, self.next_offset - 1, leader_epoch, now_ms)
+        return replace(
+            self,
+            next_offset=next_offset,
+            segments=table.head(kept),
+            gaps=tuple(gap for gap in self.gaps if gap.base_offset < next_offset),
+            epochs=tuple((epoch, start) for epoch, start in self.epochs if start < next_offset),
+            replacements=(*self.replacements, replacement),
+        )
 
     def committed(
         self, *, writer_id: str, leader_epoch: int, commit_number: int, now_ms: int

@@ -7,7 +7,11 @@ old one, so everything that is stored carries a `TopicIdPartition`, never a bare
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Kafka's zero UUID: a directory without `partition.metadata` (brokers before 2.8)."""
@@ -60,3 +64,23 @@ class Leadership:
 
     partition: TopicIdPartition
     leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What this broker is to a partition that it holds."""
+
+    leader_epoch: int
+    is_leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """What the cluster says of the partitions that this broker holds, at one moment."""
+
+    replicas: Mapping[TopicPartition, Replica]
+    """A partition whose topic id on disk differs from the cluster's is not among them."""
+    partition_counts: Mapping[str, int]
+    """How many partitions each of their topics has in the whole cluster."""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """The ids of topics whose directories do not tell them."""

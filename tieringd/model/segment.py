@@ -54,6 +54,39 @@ class LocalSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentSlice:
+    """
+    What one upload takes of a local segment: mostly all of a closed one.
+
+    It is a part where an earlier upload, or another leader that rolled elsewhere, ended inside the
+    segment, and where stable records of a segment that is not eligible yet have waited long enough.
+    """
+
+    segment: LocalSegment
+    base_offset: int
+    """The first offset to take: the segment's own base, or where the archive goes on."""
+    next_offset: int
+    """Exclusive. A bound only where *is_open*: then the slice ends with the last whole batch below it."""
+    is_open: bool = False
+    """Whether the segment goes on after the slice."""
+
+    @classmethod
+    def whole(cls, segment: LocalSegment) -> SegmentSlice:
+        """Return all of a closed segment."""
+        assert segment.next_offset is not None, "an active segment has no end"
+        return cls(segment, segment.base_offset, segment.next_offset)
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether this is all of a closed segment."""
+        return (self.base_offset, self.next_offset, self.is_open) == (
+            self.segment.base_offset,
+            self.segment.next_offset,
+            False,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RemoteSegment:
     """A stored segment, as its manifest knows it."""
 

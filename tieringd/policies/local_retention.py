@@ -5,19 +5,23 @@ A segment may go when it is closed, durable, and past the local target by time o
 The walk starts at the head and ends at the first segment that must stay, so a trim is always
 a prefix: a hole in the middle of a log is silent in Kafka.
 
-Durable means that a stored manifest covers the segment with an entry of the same bounds and
-the same size. Whether the bytes are the same as well is looked at, by CRC32C, just before the
-trim: that takes a read of the file, so it is the archiver's work and not this policy's.
+Durable means that a stored manifest covers the segment without a hole: mostly with one entry of
+the same bounds and size, else with several, or with entries that another leader cut elsewhere.
+Whether the bytes are the same is looked at just before the trim: that takes a read of the file,
+so it is the trimmer's work and not this policy's.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tieringd.model.segment import NO_TIMESTAMP
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import LocalSegment, RemoteSegment
@@ -33,10 +37,25 @@ class LocalRetentionTarget:
 
 @dataclass(frozen=True, slots=True)
 class TrimCandidate:
-    """A local segment that may go, and the stored copy that stands for it."""
+    """A local segment that may go, and the stored ones that stand for it."""
 
     local: LocalSegment
-    remote: RemoteSegment
+    pieces: tuple[RemoteSegment, ...]
+    """Ascending and contiguous; together they cover the segment."""
+
+    @property
+    def next_offset(self) -> int:
+        """Return the first offset after the segment."""
+        assert self.local.next_offset is not None, "only closed segments are trimmed"
+        return self.local.next_offset
+
+    @property
+    def is_aligned(self) -> bool:
+        """Say whether the pieces begin and end where the segment does."""
+        return (self.pieces[0].base_offset, self.pieces[-1].next_offset) == (
+            self.local.base_offset,
+            self.local.next_offset,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +87,38 @@ def plan_trim(
         if segment.next_offset is None:
             return TrimPlan(tuple(candidates), "the active segment always stays")
         if segment.next_offset > log_start_offset:
-            remote = manifest.segments.covering(segment.base_offset)
-            reason = _why_not_durable(segment, remote) or _why_within_target(
-                segment, remote, target, remaining_bytes=remaining_bytes, now_ms=now_ms
+            pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
+            reason = _why_not_durable(segment, pieces, is_reframed=log.is_reframed) or _why_within_target(
+                segment, pieces, target, remaining_bytes=remaining_bytes, now_ms=now_ms
             )
-            if remote is None or reason:
+            if reason:
                 return TrimPlan(tuple(candidates), reason)
-            candidates.append(TrimCandidate(segment, remote))
+            candidates.append(TrimCandidate(segment, pieces))
         remaining_bytes -= segment.size_bytes
     return TrimPlan(tuple(candidates), "there is no active segment yet" if not log.segments else "")
+
+
+def trim_due_ms(
+    log: LocalLog, manifest: PartitionManifest, target: LocalRetentionTarget, *, log_start_offset: int
+) -> float:
+    """
+    Return from when on `plan_trim` names a segment, if nothing but the time changes.
+
+    Infinity when it never does.
+    """
+    remaining_bytes = log.size_bytes
+    for segment in log.segments:
+        if segment.next_offset is None:
+            break
+        if segment.next_offset > log_start_offset:
+            pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
+            if _why_not_durable(segment, pieces, is_reframed=log.is_reframed):
+                break
+            if _is_past_size(segment, target, remaining_bytes=remaining_bytes):
+                return -math.inf
+            return math.inf if target.target_ms is None else _newest_ms(pieces) + target.target_ms
+        remaining_bytes -= segment.size_bytes
+    return math.inf
 
 
 def retention_time_ms(segment: RemoteSegment) -> int:
@@ -92,38 +134,43 @@ def retention_time_ms(segment: RemoteSegment) -> int:
     return min(segment.max_timestamp_ms, segment.uploaded_at_ms)
 
 
-def _why_not_durable(segment: LocalSegment, remote: RemoteSegment | None) -> str:
-    if remote is None:
-        return f"segment {segment.base_offset} is not in the manifest"
-    if (remote.base_offset, remote.next_offset) != (segment.base_offset, segment.next_offset):
-        return (
-            f"segment {segment.base_offset} is stored with other bounds "
-            f"({remote.base_offset} to {remote.last_offset}), so its copy cannot be compared"
-        )
-    if remote.size_bytes != segment.size_bytes:
+def _why_not_durable(segment: LocalSegment, pieces: Sequence[RemoteSegment], *, is_reframed: bool) -> str:
+    assert segment.next_offset is not None, "only closed segments are looked at"
+    expected = segment.base_offset
+    for piece in pieces:
+        if piece.base_offset > expected:
+            break
+        expected = piece.next_offset
+    if not pieces or expected < segment.next_offset:
+        return f"offset {expected} of segment {segment.base_offset} is not in the archive"
+    stored_bytes = sum(piece.size_bytes for piece in pieces)
+    candidate = TrimCandidate(segment, tuple(pieces))
+    if candidate.is_aligned and not is_reframed and stored_bytes != segment.size_bytes:
         return (
             f"segment {segment.base_offset} has {segment.size_bytes} bytes on disk "
-            f"and {remote.size_bytes} in the archive"
+            f"and {stored_bytes} in the archive"
         )
     return ""
 
 
 def _why_within_target(
     segment: LocalSegment,
-    remote: RemoteSegment | None,
+    pieces: Sequence[RemoteSegment],
     target: LocalRetentionTarget,
     *,
     remaining_bytes: int,
     now_ms: int,
 ) -> str:
-    past_size = target.target_bytes is not None and (
-        remaining_bytes - segment.size_bytes >= target.target_bytes
-    )
-    past_time = (
-        target.target_ms is not None
-        and remote is not None
-        and retention_time_ms(remote) <= now_ms - target.target_ms
-    )
+    past_size = _is_past_size(segment, target, remaining_bytes=remaining_bytes)
+    past_time = target.target_ms is not None and _newest_ms(pieces) <= now_ms - target.target_ms
     if past_size or past_time:
         return ""
     return f"segment {segment.base_offset} is within the local retention target"
+
+
+def _is_past_size(segment: LocalSegment, target: LocalRetentionTarget, *, remaining_bytes: int) -> bool:
+    return target.target_bytes is not None and remaining_bytes - segment.size_bytes >= target.target_bytes
+
+
+def _newest_ms(pieces: Sequence[RemoteSegment]) -> int:
+    return max(retention_time_ms(piece) for piece in pieces)

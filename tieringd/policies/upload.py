@@ -1,5 +1,5 @@
 """
-Upload planning: which closed segments of one partition to upload next, and why not the others.
+Upload planning: what of one partition's log to upload next, and why not the rest.
 
 Planning goes on from the manifest's `next_offset`, oldest first, and stops at the first
 segment that must wait, so the remote log never has a hole that is not recorded.
@@ -7,13 +7,17 @@ segment that must wait, so the remote log never has a hole that is not recorded.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tieringd.model.segment import SegmentSlice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tieringd.model.local_log import LocalLog
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import LogBounds
     from tieringd.model.segment import LocalSegment, RemoteSegment
 
@@ -24,6 +28,10 @@ class UploadLimits:
 
     segments_per_step: int = 4
     """Uploaded side by side, then committed together: one commit pays for all of them."""
+    max_interval_ms: int | None = None
+    """No stable record waits longer than this for its segment to close; None lets it wait."""
+    cuts_segments: bool = True
+    """Whether a part of a segment can be uploaded; otherwise each waits until it is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,46 +46,82 @@ class MissingRange:
 class UploadPlan:
     """What to upload now, what waits, and what is missing."""
 
-    segments: tuple[LocalSegment, ...]
-    """Closed, stable, contiguous from `next_offset` (or from the end of *missing*)."""
+    slices: tuple[SegmentSlice, ...]
+    """Stable and contiguous from `next_offset` (or from the end of *missing*)."""
     pending_bytes: int
     """Bytes of every segment that is eligible now, those of this plan included."""
     pending_segments: int
     waits_because: str
     """Why the first segment that is not eligible waits; empty when nothing waits."""
     missing: MissingRange | None = None
+    held_by_transaction: bool = False
+    """Whether a closed segment waits only because the last stable offset is inside or below it."""
 
 
 def plan_uploads(
-    log: LocalLog, bounds: LogBounds, *, next_offset: int | None, limits: UploadLimits
+    log: LocalLog,
+    bounds: LogBounds,
+    *,
+    next_offset: int | None,
+    limits: UploadLimits,
+    is_overdue: bool = False,
 ) -> UploadPlan:
     """
-    Choose the segments of *log* to upload, given that the archive goes on at *next_offset*.
+    Choose what of *log* to upload, given that the archive goes on at *next_offset*.
 
     None as *next_offset* means that nothing was ever stored: the oldest local segment is the
     first. A segment is eligible when it is closed and ends at or below the last stable offset.
+    When the last upload is so long ago that *is_overdue*, the stable part of the first segment
+    that is not eligible goes as well: no stable record waits for a segment to close.
     """
     expected = next_offset
     missing: MissingRange | None = None
-    eligible: list[LocalSegment] = []
+    eligible: list[SegmentSlice] = []
+    pending_segments = 0
     waits_because = ""
+    held_by_transaction = False
     for segment in log.segments:
         if expected is not None and segment.next_offset is not None and segment.next_offset <= expected:
             continue
         if expected is not None and segment.base_offset > expected:
+            if eligible:
+                # As where a pin is missing. What comes before goes first; a gap follows it then.
+                waits_because = f"offsets {expected} to {segment.base_offset - 1} are missing on disk"
+                break
             missing = MissingRange(expected, segment.base_offset - 1)
-        waits_because = _why_not_eligible(segment, bounds, expected)
-        if waits_because:
+        first = segment.base_offset if expected is None else max(expected, segment.base_offset)
+        waits_because = _why_not_eligible(segment, bounds)
+        if waits_because or segment.next_offset is None:
+            held_by_transaction = segment.next_offset is not None
+            if is_overdue and first < bounds.last_stable_offset:
+                eligible.append(SegmentSlice(segment, first, bounds.last_stable_offset, is_open=True))
             break
-        eligible.append(segment)
+        eligible.append(SegmentSlice(segment, first, segment.next_offset))
+        pending_segments += 1
         expected = segment.next_offset
     return UploadPlan(
-        segments=tuple(eligible[: limits.segments_per_step]),
-        pending_bytes=sum(segment.size_bytes for segment in eligible),
-        pending_segments=len(eligible),
+        slices=tuple(eligible[: limits.segments_per_step]),
+        pending_bytes=sum(one.segment.size_bytes for one in eligible[:pending_segments]),
+        pending_segments=pending_segments,
         waits_because=waits_because,
         missing=missing,
+        held_by_transaction=held_by_transaction,
     )
+
+
+def upload_due_ms(manifest: PartitionManifest, *, interval_ms: int | None) -> float:
+    """
+    Return from when on an upload is overdue: *interval_ms* after the last; infinity without an interval.
+
+    The interval counts from the newest stored segment, which the manifest knows, so it survives
+    restarts and changes of leadership. While nothing is stored it counts from the manifest's
+    beginning.
+    """
+    if interval_ms is None:
+        return math.inf
+    stored = manifest.segments
+    last_ms = stored[len(stored) - 1].uploaded_at_ms if len(stored) else manifest.began_at_ms
+    return last_ms + interval_ms
 
 
 def admissible_prefix(uploaded: Sequence[RemoteSegment | None], *, next_offset: int) -> int:
@@ -94,14 +138,9 @@ def admissible_prefix(uploaded: Sequence[RemoteSegment | None], *, next_offset: 
     return len(uploaded)
 
 
-def _why_not_eligible(segment: LocalSegment, bounds: LogBounds, expected: int | None) -> str:
+def _why_not_eligible(segment: LocalSegment, bounds: LogBounds) -> str:
     if segment.next_offset is None:
         return f"segment {segment.base_offset} is active"
-    if expected is not None and segment.base_offset < expected:
-        return (
-            f"segment {segment.base_offset} begins before offset {expected}, where the archive goes on: "
-            f"this log was cut into other segments than the one archived before"
-        )
     if segment.next_offset > bounds.last_stable_offset:
         return (
             f"segment {segment.base_offset} ends past the last stable offset {bounds.last_stable_offset}: "

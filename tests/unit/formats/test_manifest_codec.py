@@ -13,7 +13,15 @@ from itertools import accumulate
 import pytest
 from hypothesis import given
 
-from tests.golden.make_own_golden import MANIFEST, NEW_MANIFEST, OWN, SEGMENTS, files
+from tests.golden.make_own_golden import (
+    MANIFEST,
+    MANIFEST_V1,
+    NEW_MANIFEST,
+    NEW_MANIFEST_V1,
+    OWN,
+    SEGMENTS,
+    files,
+)
 from tests.unit.formats.damage import NOT_JSON_OBJECTS, changed_heads, flipped, truncations
 from tests.unit.model.values import manifests, remote
 from tieringd.errors import CorruptDataError
@@ -21,13 +29,16 @@ from tieringd.formats.envelope import seal, unseal
 from tieringd.formats.manifest_codec import MAGIC, decode_manifest, encode_manifest
 from tieringd.model.manifest import COLUMNS, Gap, SegmentTable
 
-GOLDEN = (OWN / "partition-manifest.v1").read_bytes()
-NEW_GOLDEN = (OWN / "partition-manifest-new.v1").read_bytes()
-EXPECTED = {"partition-manifest.v1": MANIFEST, "partition-manifest-new.v1": NEW_MANIFEST}
+GOLDEN = (OWN / "partition-manifest.v2").read_bytes()
+NEW_GOLDEN = (OWN / "partition-manifest-new.v2").read_bytes()
+WRITTEN = {"partition-manifest.v2": MANIFEST, "partition-manifest-new.v2": NEW_MANIFEST}
+EXPECTED = WRITTEN | {"partition-manifest.v1": MANIFEST_V1, "partition-manifest-new.v1": NEW_MANIFEST_V1}
+NEW_FIELDS = {"began_at_ms", "replacements", "translation"}
+"""What version 2 brought."""
 
 
 def body_of(data: bytes) -> bytes:
-    return zlib.decompress(unseal(data, MAGIC, newest_version=1, kind="manifest")[1])
+    return zlib.decompress(unseal(data, MAGIC, newest_version=2, kind="manifest")[1])
 
 
 def parts_of(data: bytes) -> tuple[dict, bytes]:
@@ -37,10 +48,10 @@ def parts_of(data: bytes) -> tuple[dict, bytes]:
     return json.loads(body[4 : 4 + length]), body[4 + length :]
 
 
-def sealed(head: object, columns: bytes) -> bytes:
+def sealed(head: object, columns: bytes, version: int = 2) -> bytes:
     """Return a manifest with a right checksum around any head (JSON, or bytes as they are)."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
-    return seal(MAGIC, 1, zlib.compress(struct.pack(">I", len(text)) + text + columns))
+    return seal(MAGIC, version, zlib.compress(struct.pack(">I", len(text)) + text + columns))
 
 
 HEAD, COLUMN_BYTES = parts_of(GOLDEN)
@@ -58,7 +69,7 @@ def test_manifest_survives_encoding(manifest):
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_golden_manifest_decodes_to_its_values(name):
-    """What version 1 wrote is read as what it meant, field by field."""
+    """What each version wrote is read as what it meant, field by field."""
     found = decode_manifest((OWN / name).read_bytes())
     for field in dataclasses.fields(found):
         assert getattr(found, field.name) == getattr(EXPECTED[name], field.name), field.name
@@ -69,9 +80,38 @@ def test_golden_manifest_holds_its_segments():
     assert tuple(decode_manifest(GOLDEN).segments) == SEGMENTS
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+def test_golden_manifest_of_version_1_says_nothing_of_what_came_later():
+    """Its head lacks what version 2 brought, and it reads as begun at 0 with nothing replaced."""
+    old = (OWN / "partition-manifest.v1").read_bytes()
+    head, columns = parts_of(old)
+    assert old[4:6] == b"\x00\x01"
+    assert not NEW_FIELDS & head.keys()
+    assert NEW_FIELDS | head.keys() == HEAD.keys()
+    assert columns == COLUMN_BYTES
+    found = decode_manifest(old)
+    assert (found.began_at_ms, found.replacements, found.translation) == (0, (), None)
+
+
+def test_manifest_of_version_1_is_stored_again_as_version_2():
+    """The next commit writes the newest version, and loses nothing on the way."""
+    for name in ("partition-manifest.v1", "partition-manifest-new.v1"):
+        found = decode_manifest((OWN / name).read_bytes())
+        again = encode_manifest(found)
+        assert again[4:6] == b"\x00\x02"
+        assert decode_manifest(again) == found == EXPECTED[name]
+
+
+def test_fields_of_a_later_version_mean_nothing_in_version_1():
+    """A version says what its fields are; others in the head are not taken for them."""
+    data = sealed(HEAD, COLUMN_BYTES, version=1)
+    found = decode_manifest(data)
+    assert (found.began_at_ms, found.replacements, found.translation) == (0, (), None)
+    assert found == MANIFEST_V1
+
+
+@pytest.mark.parametrize("name", WRITTEN)
 def test_golden_manifest_encodes_to_the_same_bytes(name):
-    """This release still writes version 1. Deflate may differ between zlibs, so its input is compared."""
+    """This release writes version 2. Deflate may differ between zlibs, so its input is compared."""
     data = (OWN / name).read_bytes()
     assert body_of(files()[name]) == body_of(data)
     assert files()[name][:8] == data[:8]
@@ -79,12 +119,19 @@ def test_golden_manifest_encodes_to_the_same_bytes(name):
 
 def test_golden_manifest_is_laid_out_as_documented():
     """A reader that knows only the page of the format finds each value."""
-    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x01\x00\x00")
+    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x02\x00\x00")
     assert HEAD["gaps"] == [
         [2001, 2499, "the broker deleted them first, after 7 Tage (é)", 1_700_000_850_000]
     ]
     assert (HEAD["rows"], HEAD["writers"]) == (3, sorted({one.writer_id for one in SEGMENTS}))
     assert HEAD["epochs"] == [[0, 0], [4, 1000], [7, 2000], [2**31 - 1, 2500]]
+    assert HEAD["began_at_ms"] == 1_699_999_000_000
+    assert HEAD["replacements"] == [
+        [2001, 3000, 7, 1_700_000_840_000],
+        [2500, 2**62, 2**31 - 1, 2**60],
+    ]
+    assert HEAD["translation"] == [2**62 + 5, 2**40]
+    assert parts_of(NEW_GOLDEN)[0]["translation"] is None
     values = struct.unpack(f"<{3 * 10}q", COLUMN_BYTES)
     columns = [list(accumulate(values[at : at + 3])) for at in range(0, 30, 3)]
     for name, column in zip(COLUMNS, columns[:-1], strict=True):
@@ -104,7 +151,7 @@ def test_columns_are_swapped_on_a_host_of_the_other_byte_order(monkeypatch):
     assert found == expected
 
 
-def test_column_order_is_that_of_version_1():
+def test_column_order_is_that_of_versions_1_and_2():
     """The order of columns is part of the stored format: another one needs another version."""
     assert COLUMNS == (
         "base_offset",
@@ -143,11 +190,11 @@ def test_any_truncated_manifest_is_corrupt():
 
 def test_manifest_of_a_newer_version_says_what_to_do():
     """A host that was not upgraded names the version and the way out."""
-    data = seal(MAGIC, 2, b"whatever version 2 will hold")
+    data = seal(MAGIC, 3, b"whatever version 3 will hold")
     with pytest.raises(CorruptDataError) as caught:
         decode_manifest(data)
     assert str(caught.value) == (
-        "partition manifest has format version 2; this release reads 1 to 1. Upgrade tieringd on this host"
+        "partition manifest has format version 3; this release reads 1 to 2. Upgrade tieringd on this host"
     )
 
 
@@ -174,7 +221,7 @@ def test_segment_index_is_not_a_manifest():
 def test_whole_envelope_around_a_wrong_body_is_corrupt(packed):
     """A right checksum does not make a body right."""
     with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
-        decode_manifest(seal(MAGIC, 1, packed))
+        decode_manifest(seal(MAGIC, 2, packed))
 
 
 @pytest.mark.parametrize("head", NOT_JSON_OBJECTS, ids=range(len(NOT_JSON_OBJECTS)))
@@ -214,6 +261,24 @@ def test_manifest_with_any_other_head_is_read_or_corrupt(head):
 def test_manifest_that_breaks_a_rule_is_not_read(changes, words):
     """A document that is whole and says something impossible is corrupt, and the error says what."""
     with pytest.raises(CorruptDataError, match=f"partition manifest breaks its rules: .*{words}"):
+        decode_manifest(sealed(HEAD | changes, COLUMN_BYTES))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"replacements": [[1, 2, 3]]}, id="replacement too short"),
+        pytest.param({"replacements": 7}, id="replacements no list"),
+        pytest.param({"replacements": None}, id="no replacements"),
+        pytest.param({"translation": [1]}, id="translation too short"),
+        pytest.param({"translation": [1, 2]}, id="translation impossible"),
+        pytest.param({"translation": ["a", 2]}, id="translation of words"),
+        pytest.param({"translation": 7}, id="translation no pair"),
+    ],
+)
+def test_manifest_with_a_wrong_new_field_is_corrupt(changes):
+    """What version 2 brought is read as strictly as the rest."""
+    with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
         decode_manifest(sealed(HEAD | changes, COLUMN_BYTES))
 
 

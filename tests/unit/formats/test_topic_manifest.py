@@ -10,14 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.golden.make_own_golden import OWN, TOPIC_MANIFEST, files
+from tests.golden.make_own_golden import OWN, TOPIC_MANIFEST, TOPIC_MANIFEST_V1, files
 from tests.unit.formats.damage import NOT_JSON_OBJECTS, changed_heads, truncations
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TopicKey
-from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
+from tieringd.formats.topic_manifest import (
+    Archiving,
+    OriginalRetention,
+    TopicManifest,
+    decode_topic_manifest,
+    encode_topic_manifest,
+)
 from tieringd.model.partition import TopicIdPartition
 
-GOLDEN = (OWN / "topic-manifest.v1.json").read_bytes()
+GOLDEN = (OWN / "topic-manifest.v2.json").read_bytes()
 DOCUMENT = json.loads(GOLDEN)
 
 
@@ -28,6 +34,10 @@ DOCUMENT = json.loads(GOLDEN)
         partition_count=st.integers(0, 2**31 - 1),
         created_at_ms=st.integers(0, 2**62),
         lifecycle=st.text(max_size=9),
+        archiving=st.sampled_from(Archiving),
+        original_retention=st.none()
+        | st.builds(OriginalRetention, st.none() | st.text(max_size=9), st.none() | st.text(max_size=9)),
+        retention_released=st.booleans(),
     )
 )
 def test_topic_manifest_survives_encoding(manifest):
@@ -39,9 +49,23 @@ def test_topic_manifest_survives_encoding(manifest):
 
 
 def test_golden_topic_manifest_is_read_and_written():
-    """What version 1 wrote is read as what it meant, and written the same, to the byte."""
+    """What version 2 wrote is read as what it meant, and written the same, to the byte."""
     assert decode_topic_manifest(GOLDEN) == TOPIC_MANIFEST
-    assert files()["topic-manifest.v1.json"] == GOLDEN
+    assert files()["topic-manifest.v2.json"] == GOLDEN
+
+
+def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_2():
+    """What version 1 could not say is: archived, and never managed."""
+    found = decode_topic_manifest((OWN / "topic-manifest.v1.json").read_bytes())
+    assert found == TOPIC_MANIFEST_V1
+    assert (found.archiving, found.original_retention, found.retention_released) == (
+        Archiving.ON,
+        None,
+        False,
+    )
+    again = encode_topic_manifest(found)
+    assert json.loads(again)["version"] == 2
+    assert decode_topic_manifest(again) == found
 
 
 def test_topic_manifest_leads_to_its_partitions():
@@ -58,8 +82,8 @@ def test_topic_manifest_leads_to_its_partitions():
 @pytest.mark.parametrize(
     "document",
     [
-        pytest.param(DOCUMENT | {"version": 2}, id="same fields"),
-        pytest.param({"version": 2, "name": "fields that we do not know"}, id="other fields"),
+        pytest.param(DOCUMENT | {"version": 3}, id="same fields"),
+        pytest.param({"version": 3, "name": "fields that we do not know"}, id="other fields"),
     ],
 )
 def test_topic_manifest_of_a_newer_version_says_what_to_do(document):
@@ -67,7 +91,7 @@ def test_topic_manifest_of_a_newer_version_says_what_to_do(document):
     with pytest.raises(CorruptDataError) as caught:
         decode_topic_manifest(json.dumps(document).encode())
     assert str(caught.value) == (
-        "topic manifest has version 2; this release reads 1. Upgrade tieringd on this host"
+        "topic manifest has version 3; this release reads 1 and 2. Upgrade tieringd on this host"
     )
 
 

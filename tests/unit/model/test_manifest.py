@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import PARTITION, WRITERS, manifests, remote, stored
-from tieringd.model.manifest import Gap, PartitionManifest, SegmentTable
+from tieringd.model.manifest import Gap, PartitionManifest, Replacement, SegmentTable
 
 EMPTY = PartitionManifest.begin(PARTITION, start_offset=10)
 TWO = stored([remote(10, 19), remote(20, 29)])
@@ -97,6 +97,79 @@ def test_gap_anywhere_else_is_refused(gap):
     """A gap begins at the next offset and holds at least one."""
     with pytest.raises(ValueError, match=f"gap {gap.base_offset} to {gap.last_offset} cannot follow offset"):
         TWO.with_gap(gap)
+
+
+LONG = (
+    stored([remote(10, 19), remote(20, 29)])
+    .appended((), ((3, 10), (5, 20)))
+    .with_gap(Gap(30, 39, "gone", 7))
+    .appended([remote(40, 49), remote(50, 59)], ((8, 45), (9, 60)))
+)
+"""Segments 10, 20, a gap, 40, 50; epochs 3 from 10, 5 from 20, 8 from 45, and 9, which wrote nothing."""
+
+
+@pytest.mark.parametrize(
+    ("next_offset", "rows", "gaps", "epochs"),
+    [
+        pytest.param(50, [10, 20, 40], 1, [3, 5, 8], id="the last segment"),
+        pytest.param(40, [10, 20], 1, [3, 5], id="to the end of the gap"),
+        pytest.param(30, [10, 20], 0, [3, 5], id="the gap as well"),
+        pytest.param(20, [10], 0, [3], id="all but the first"),
+        pytest.param(10, [], 0, [], id="everything"),
+    ],
+)
+def test_cut_back_manifest_ends_at_the_cut_and_remembers_what_was_replaced(next_offset, rows, gaps, epochs):
+    """Segments, gaps and epochs from the cut on go; the range, the new epoch and the time stay."""
+    cut = LONG.cut_back(next_offset, leader_epoch=12, now_ms=99)
+    assert [one.base_offset for one in cut.segments] == rows
+    assert len(cut.gaps) == gaps
+    assert [epoch for epoch, _ in cut.epochs] == epochs
+    assert (cut.next_offset, cut.start_offset) == (next_offset, 10)
+    assert cut.replacements == (Replacement(next_offset, 59, 12, 99),)
+    assert cut.faults() == ()
+    assert (LONG.next_offset, len(LONG.segments), LONG.replacements) == (60, 4, ())
+
+
+@pytest.mark.parametrize("next_offset", [9, 11, 19, 21, 31, 39, 41, 51, 59, 60, 61, 0, -1])
+def test_cut_back_refuses_any_other_place(next_offset):
+    """Not inside a segment or gap, not at the end, and not outside."""
+    with pytest.raises(ValueError, match=f"orders-3 cannot be cut back to offset {next_offset}"):
+        LONG.cut_back(next_offset, leader_epoch=12, now_ms=99)
+
+
+def test_cut_back_manifest_goes_on_with_another_leader_s_segments():
+    """What follows the cut is appended as ever, and another replacement is added to the first."""
+    cut = LONG.cut_back(40, leader_epoch=12, now_ms=99)
+    longer = cut.appended([remote(40, 43)], ((12, 40),))
+    again = longer.cut_back(40, leader_epoch=14, now_ms=100)
+    assert longer.faults() == again.faults() == ()
+    assert again.replacements == (Replacement(40, 59, 12, 99), Replacement(40, 43, 14, 100))
+    assert again.epochs == ((3, 10), (5, 20))
+
+
+def test_cut_back_keeps_who_wrote_it_and_when_it_began():
+    """A cut is a change like any other: the writer that commits it signs it."""
+    signed = dataclasses.replace(LONG, began_at_ms=5).committed(
+        writer_id=WRITERS[1], leader_epoch=9, commit_number=3, now_ms=50
+    )
+    cut = signed.cut_back(40, leader_epoch=12, now_ms=99)
+    assert (cut.began_at_ms, cut.leader_epoch, cut.commit_number, cut.committed_at_ms) == (5, 9, 3, 50)
+
+
+def test_empty_manifest_has_nothing_to_cut():
+    """Nothing was stored, so nothing can be replaced."""
+    with pytest.raises(ValueError, match="cannot be cut back"):
+        EMPTY.cut_back(10, leader_epoch=1, now_ms=0)
+
+
+def test_manifest_remembers_when_it_began():
+    """The beginning is that of the first version, whatever comes after."""
+    begun = PartitionManifest.begin(PARTITION, start_offset=10, now_ms=1234)
+    assert begun.began_at_ms == 1234
+    later = begun.appended([remote(10, 19)]).committed(
+        writer_id="w", leader_epoch=1, commit_number=1, now_ms=99
+    )
+    assert later.began_at_ms == 1234
 
 
 def test_committed_changes_the_writer_and_nothing_else():

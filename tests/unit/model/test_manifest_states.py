@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.unit.model.values import PARTITION, WRITERS, remote_segments
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest import Gap, PartitionManifest, Replacement
 
 if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment
@@ -36,6 +36,7 @@ class ManifestMachine(RuleBasedStateMachine):
         self.gaps: list[Gap] = []
         self.holders: dict[int, RemoteSegment | Gap] = {}
         self.epochs: list[tuple[int, int]] = []
+        self.replacements: list[Replacement] = []
         self.claim = ("", -1, 0, 0)
 
     def _note(self, entry: RemoteSegment | Gap) -> None:
@@ -68,6 +69,26 @@ class ManifestMachine(RuleBasedStateMachine):
         self.manifest = self.manifest.committed(
             writer_id=writer_id, leader_epoch=epoch, commit_number=number, now_ms=number * 10
         )
+
+    @rule(data=st.data())
+    def cut_back(self, data: st.DataObject) -> None:
+        entries = [*self.segments, *self.gaps]
+        if not entries:
+            return
+        cut = data.draw(st.sampled_from(sorted(one.base_offset for one in entries)))
+        self.replacements.append(Replacement(cut, self.next_offset - 1, len(self.replacements), 5))
+        self.manifest = self.manifest.cut_back(cut, leader_epoch=len(self.replacements) - 1, now_ms=5)
+        self.segments = [one for one in self.segments if one.last_offset < cut]
+        self.gaps = [one for one in self.gaps if one.last_offset < cut]
+        self.holders = {offset: holder for offset, holder in self.holders.items() if offset < cut}
+        self.epochs = [(epoch, start) for epoch, start in self.epochs if start < cut]
+        self.next_offset = cut
+
+    @rule(offset=st.integers(-1, 60))
+    def refuse_a_cut_anywhere_else(self, offset: int) -> None:
+        if offset == self.next_offset or offset not in {one.base_offset for one in self.holders.values()}:
+            with pytest.raises(ValueError, match="cannot be cut back"):
+                self.manifest.cut_back(offset, leader_epoch=0, now_ms=0)
 
     @rule(distance=st.integers(-LONGEST, LONGEST).filter(bool), data=st.data())
     def refuse_another_place(self, distance: int, data: st.DataObject) -> None:
@@ -111,6 +132,7 @@ class ManifestMachine(RuleBasedStateMachine):
         assert list(found.segments) == self.segments
         assert list(found.gaps) == self.gaps
         assert list(found.epochs) == self.epochs
+        assert list(found.replacements) == self.replacements
         assert (found.writer_id, found.leader_epoch, found.commit_number, found.committed_at_ms) == self.claim
 
     @invariant()

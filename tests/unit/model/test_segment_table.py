@@ -73,6 +73,53 @@ def test_table_lookup_is_exact_at_the_edges(offset, row, covered):
     assert table.covering(offset) == (None if covered is None else FOUR[covered])
 
 
+@given(tables(), st.integers(-1, 100), st.integers(1, 30))
+def test_table_overlap_agrees_with_a_walk_over_all_rows(segments, base_offset, length):
+    """Every segment with an offset in the range is found, ascending, and no other."""
+    next_offset = base_offset + length
+    expected = [one for one in segments if one.base_offset < next_offset and one.last_offset >= base_offset]
+    found = SegmentTable.of(segments).overlapping(base_offset, next_offset)
+    assert list(found) == expected
+
+
+@pytest.mark.parametrize(
+    ("base_offset", "next_offset", "rows"),
+    [
+        pytest.param(0, 10, [], id="before the first"),
+        pytest.param(0, 11, [0], id="the first offset of the first"),
+        pytest.param(19, 20, [0], id="the last offset of the first"),
+        pytest.param(19, 21, [0, 1], id="over an edge"),
+        pytest.param(10, 51, [0, 1, 2, 3], id="all"),
+        pytest.param(12, 13, [0], id="inside one"),
+        pytest.param(30, 40, [], id="inside the gap"),
+        pytest.param(29, 41, [1, 2], id="over the gap"),
+        pytest.param(51, 99, [], id="behind the last"),
+    ],
+)
+def test_table_overlap_is_exact_at_the_edges(base_offset, next_offset, rows):
+    """The base offset is inclusive and the next one exclusive."""
+    found = SegmentTable.of(FOUR).overlapping(base_offset, next_offset)
+    assert found == tuple(FOUR[row] for row in rows)
+
+
+@given(tables(), st.integers(0, 12))
+def test_table_head_is_its_first_rows(segments, rows):
+    """A head is a table of its own, and the one it was taken of stays as it was."""
+    table = SegmentTable.of(segments)
+    head = table.head(rows)
+    assert list(head) == segments[:rows]
+    assert len(head) == min(rows, len(segments))
+    assert list(table) == segments
+    assert head.appended(segments[rows:]) == table
+
+
+def test_table_head_keeps_the_numbers_of_writers():
+    """Rows go on meaning the same writers, also when a later one is first met again."""
+    head = SegmentTable.of(FOUR).head(1)
+    assert head[0].writer_id == "a"
+    assert [one.writer_id for one in head.appended(FOUR[1:])] == ["a", "b", "a", "c"]
+
+
 def test_table_keeps_each_writer_once():
     """Rows hold the numbers of writers, given out in order of appearance."""
     table = SegmentTable.of(FOUR[:2]).appended(FOUR[2:])

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.model.values import PARTITION, TOPIC_ID, local, local_log, remote
 from tieringd.model.manifest import Gap
 from tieringd.model.partition import TopicIdPartition, TopicPartition
+from tieringd.model.segment import SegmentSlice
 
 
 def test_local_segment_is_active_until_another_follows():
@@ -28,6 +29,30 @@ def test_local_segment_identity_changes_with_the_file(field):
 def test_local_segment_identity_stays_when_the_next_segment_appears():
     """That the broker has rolled says nothing about the bytes of this file."""
     assert dataclasses.replace(local(5, None), next_offset=9).identity == local(5, None).identity
+
+
+@pytest.mark.parametrize(
+    ("part", "is_whole"),
+    [
+        pytest.param(SegmentSlice(local(5, 9), 5, 9), True, id="all of it"),
+        pytest.param(SegmentSlice(local(5, 9), 6, 9), False, id="without its head"),
+        pytest.param(SegmentSlice(local(5, 9), 5, 8), False, id="without its tail"),
+        pytest.param(SegmentSlice(local(5, 9), 5, 9, is_open=True), False, id="up to a bound"),
+        pytest.param(SegmentSlice(local(5, None), 5, 9, is_open=True), False, id="of an active one"),
+        pytest.param(SegmentSlice(local(5, None), 5, 9), False, id="of one that was active"),
+    ],
+)
+def test_slice_is_whole_when_it_is_all_of_a_closed_segment(part, is_whole):
+    """Only from base to end, of a segment that has one, and with nothing after it."""
+    assert part.is_whole is is_whole
+
+
+def test_slice_of_a_whole_segment_has_its_bounds():
+    """All of a closed segment is one slice of it; an active segment has no end to take it to."""
+    assert SegmentSlice.whole(local(5, 9)) == SegmentSlice(local(5, 9), 5, 9)
+    assert SegmentSlice.whole(local(5, 9)).is_whole
+    with pytest.raises(AssertionError, match="an active segment has no end"):
+        SegmentSlice.whole(local(5, None))
 
 
 def test_remote_segment_and_gap_end_before_their_next_offset():

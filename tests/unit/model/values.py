@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
 from tieringd.model.local_log import LocalLog, LocalPartition
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest import Gap, PartitionManifest, Replacement
+from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition, TopicPartition
 from tieringd.model.segment import LocalSegment, RemoteSegment
 
@@ -80,6 +82,13 @@ def remote_segments(draw: st.DrawFn, base_offset: int, *, max_length: int = 1000
     )
 
 
+_offsets = st.integers(0, 2**62)
+_replacements = st.builds(Replacement, _offsets, _offsets, st.integers(-1, 2**31 - 1), _offsets)
+_translations = _offsets.flatmap(
+    lambda raw: st.integers(0, raw).map(lambda delta: OffsetTranslation(raw, delta))
+)
+
+
 @st.composite
 def manifests(draw: st.DrawFn) -> PartitionManifest:
     """Draw a sound manifest: segments and gaps in any order, a history of epochs, and its writer."""
@@ -96,6 +105,12 @@ def manifests(draw: st.DrawFn) -> PartitionManifest:
             )
         else:
             manifest = manifest.appended([draw(remote_segments(base_offset))])
+    manifest = replace(
+        manifest,
+        began_at_ms=draw(st.integers(0, 2**62)),
+        replacements=tuple(draw(st.lists(_replacements, max_size=2))),
+        translation=draw(st.none() | _translations),
+    )
     epochs = draw(st.lists(st.integers(0, 2**31 - 1), unique=True, max_size=4).map(sorted))
     starts = sorted(draw(st.lists(st.integers(0, 2**40), min_size=len(epochs), max_size=len(epochs))))
     return manifest.appended((), zip(epochs, starts, strict=True)).committed(

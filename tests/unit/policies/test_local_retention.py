@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,6 +17,7 @@ from tieringd.policies.local_retention import (
     TrimPlan,
     plan_trim,
     retention_time_ms,
+    trim_due_ms,
 )
 
 NOTHING_STAYS = LocalRetentionTarget(target_ms=0, target_bytes=0)
@@ -152,40 +155,139 @@ def test_retention_time_is_the_newest_record_but_never_after_the_upload(
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        pytest.param([], "segment 10 is not in the manifest", id="not stored"),
+        pytest.param([], "offset 10 of segment 10 is not in the archive", id="not stored"),
+        pytest.param([remote(10, 18)], "offset 19 of segment 10 is not in the archive", id="stored shorter"),
+        pytest.param([remote(0, 9)], "offset 10 of segment 10 is not in the archive", id="stored before it"),
         pytest.param(
-            [remote(10, 20)],
-            "segment 10 is stored with other bounds (10 to 20), so its copy cannot be compared",
-            id="stored longer",
+            [remote(20, 29)], "offset 10 of segment 10 is not in the archive", id="stored behind it"
         ),
         pytest.param(
-            [remote(10, 18)],
-            "segment 10 is stored with other bounds (10 to 18), so its copy cannot be compared",
-            id="stored shorter",
+            [remote(11, 19)], "offset 10 of segment 10 is not in the archive", id="its head missing"
         ),
         pytest.param(
-            [remote(5, 19)],
-            "segment 10 is stored with other bounds (5 to 19), so its copy cannot be compared",
-            id="stored with an earlier base",
+            [remote(0, 14)], "offset 15 of segment 10 is not in the archive", id="only its head, from before"
         ),
         pytest.param(
             [remote(10, 19, size_bytes=1023)],
             "segment 10 has 1024 bytes on disk and 1023 in the archive",
             id="stored with another size",
         ),
+        pytest.param(
+            [remote(10, 12, size_bytes=1000), remote(13, 19, size_bytes=25)],
+            "segment 10 has 1024 bytes on disk and 1025 in the archive",
+            id="pieces of another size together",
+        ),
     ],
 )
 def test_trim_keeps_what_is_not_durable(rows, reason):
-    """However far past its target, a segment stays without a stored copy of equal bounds and size."""
+    """However far past its target, a segment stays unless the archive has all of its offsets and bytes."""
     found = plan([10, 20, 30], NOTHING_STAYS, manifest=stored(rows))
     assert (trimmed(found), found.kept_because) == ([], reason)
+
+
+def pieces_of(found: TrimPlan) -> list[tuple[list[int], bool]]:
+    """Return the bases of each candidate's pieces, and whether they begin and end where it does."""
+    return [([one.base_offset for one in each.pieces], each.is_aligned) for each in found.candidates]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        pytest.param([remote(10, 19)], ([10], True), id="one of the same bounds"),
+        pytest.param(
+            [remote(10, 12, size_bytes=24), remote(13, 19, size_bytes=1000)],
+            ([10, 13], True),
+            id="two pieces",
+        ),
+        pytest.param(
+            [remote(at, at, size_bytes=1024 if at == 14 else 0) for at in range(10, 20)],
+            (list(range(10, 20)), True),
+            id="a piece for each offset",
+        ),
+        pytest.param([remote(10, 20)], ([10], False), id="stored longer"),
+        pytest.param([remote(5, 19)], ([5], False), id="stored with an earlier base"),
+        pytest.param([remote(0, 99, size_bytes=7)], ([0], False), id="inside a larger one"),
+        pytest.param(
+            [remote(5, 14, size_bytes=1), remote(15, 25, size_bytes=1)], ([5, 15], False), id="cut elsewhere"
+        ),
+        pytest.param(
+            [remote(5, 9), remote(10, 14), remote(15, 25), remote(26, 30)],
+            ([10, 15], False),
+            id="only the pieces that reach into it",
+        ),
+        pytest.param(
+            [remote(5, 11, size_bytes=1024), remote(12, 19)], ([5, 12], False), id="aligned at its end only"
+        ),
+    ],
+)
+def test_trim_takes_a_segment_that_the_archive_covers_however_it_is_cut(rows, expected):
+    """One piece or several, of the same bounds or others: all pieces are named, and no others."""
+    found = plan([10, 20], NOTHING_STAYS, manifest=stored(rows))
+    assert trimmed(found) == [10]
+    assert pieces_of(found) == [expected]
+    assert found.candidates[0].next_offset == 20
+
+
+@pytest.mark.parametrize("size_bytes", [1, 1023, 1024, 10**9])
+def test_trim_of_pieces_cut_elsewhere_leaves_the_size_to_the_comparison(size_bytes):
+    """Where bounds differ sizes do too, and say nothing; the trimmer reads the bytes."""
+    found = plan([10, 20], NOTHING_STAYS, manifest=stored([remote(5, 30, size_bytes=size_bytes)]))
+    assert pieces_of(found) == [([5], False)]
+
+
+def test_trim_of_a_reframed_log_leaves_the_size_to_the_comparison():
+    """Where files have other bytes than the batches stored, sizes differ even with the same bounds."""
+    log = local_log([10, 20])
+    manifest = stored([remote(10, 19, size_bytes=999)])
+    kept = plan_trim(log, manifest, NOTHING_STAYS, log_start_offset=0, now_ms=FAR_FUTURE_MS)
+    found = plan_trim(
+        replace(log, is_reframed=True), manifest, NOTHING_STAYS, log_start_offset=0, now_ms=FAR_FUTURE_MS
+    )
+    assert (trimmed(kept), trimmed(found)) == ([], [10])
+    short = stored([remote(10, 18, size_bytes=999)])
+    found = plan_trim(
+        replace(log, is_reframed=True), short, NOTHING_STAYS, log_start_offset=0, now_ms=FAR_FUTURE_MS
+    )
+    assert found.kept_because == "offset 19 of segment 10 is not in the archive"
+
+
+@pytest.mark.parametrize(
+    ("gap", "rows", "missing"),
+    [
+        pytest.param(Gap(10, 19, "", 0), [remote(20, 29)], 10, id="the whole segment"),
+        pytest.param(Gap(10, 14, "", 0), [remote(15, 29)], 10, id="its head"),
+        pytest.param(Gap(15, 19, "", 0), [remote(20, 29)], 15, id="its tail"),
+        pytest.param(Gap(13, 14, "", 0), [remote(15, 29)], 13, id="its middle"),
+    ],
+)
+def test_trim_keeps_a_segment_with_an_offset_in_a_gap(gap, rows, missing):
+    """A gap stands for bytes that were not archived, so a file with them may be the only copy."""
+    before = [remote(0, gap.base_offset - 1)]
+    manifest = stored(before).with_gap(gap).appended(rows)
+    found = plan([10, 20, 30], NOTHING_STAYS, manifest=manifest)
+    assert (trimmed(found), found.kept_because) == (
+        [],
+        f"offset {missing} of segment 10 is not in the archive",
+    )
+
+
+def test_trim_by_time_goes_by_the_newest_piece():
+    """A segment is as old as the newest record in any of its pieces."""
+    rows = [remote(10, 12, size_bytes=512), remote(13, 19, size_bytes=512, max_timestamp_ms=TIME_MS + 1500)]
+    newest_first = [
+        remote(10, 12, size_bytes=512, max_timestamp_ms=TIME_MS + 1500),
+        remote(13, 19, size_bytes=512),
+    ]
+    for each in (rows, newest_first):
+        assert trimmed(plan([10, 20], BY_TIME, manifest=stored(each), now_ms=TIME_MS + 2499)) == []
+        assert trimmed(plan([10, 20], BY_TIME, manifest=stored(each), now_ms=TIME_MS + 2500)) == [10]
 
 
 @pytest.mark.parametrize(
     ("rows", "reason"),
     [
-        pytest.param([], "segment 10 is not in the manifest", id="not stored"),
-        pytest.param([remote(10, 18), remote(19, 29)], "segment 10 is stored with other bounds", id="bounds"),
+        pytest.param([], "offset 10 of segment 10 is not", id="not stored"),
+        pytest.param([remote(10, 18)], "offset 19 of segment 10 is not", id="shorter"),
         pytest.param([remote(10, 19, size_bytes=1), remote(20, 29)], "segment 10 has 1024 bytes", id="size"),
     ],
 )
@@ -196,18 +298,11 @@ def test_trim_keeps_all_behind_what_is_not_durable(rows, reason):
     assert found.kept_because.startswith(reason)
 
 
-def test_trim_keeps_a_segment_that_is_recorded_as_a_gap():
-    """A gap stands for bytes that were not archived, so a file with them may be the only copy."""
-    manifest = stored([remote(0, 9)]).with_gap(Gap(10, 19, "message format v0/v1 is not archived", 0))
-    found = plan([0, 10, 20, 30], NOTHING_STAYS, manifest=manifest.appended([remote(20, 29)]))
-    assert (trimmed(found), found.kept_because) == ([0], "segment 10 is not in the manifest")
-
-
 def test_trim_names_the_stored_copy_of_each_segment():
     """A candidate is the local segment with the manifest's own entry for it."""
     rows = [remote(0, 9, crc32c=1), remote(10, 19, crc32c=2)]
     found = plan([0, 10, 20], NOTHING_STAYS, manifest=stored(rows))
-    assert [one.remote for one in found.candidates] == rows
+    assert [one.pieces for one in found.candidates] == [(row,) for row in rows]
     assert [one.local for one in found.candidates] == list(local_log([0, 10, 20]).closed_segments)
 
 
@@ -262,47 +357,99 @@ log_starts = st.just(0) | st.integers(0, 110)
 
 @st.composite
 def situations(draw: st.DrawFn):
-    """Draw a log and a manifest that agree about some segments and not about others."""
-    bases = draw(st.lists(st.integers(0, 100), unique=True, max_size=8).map(sorted))
+    """Draw a log, and an archive of other cuts, with gaps and wrong sizes here and there."""
+    bases = draw(st.lists(st.integers(0, 60), unique=True, min_size=1, max_size=7).map(sorted))
     sizes = {base: draw(st.integers(1, 3)) for base in bases}
-    rows, next_offset = [], None
-    for base, end in pairwise(bases):
-        kind = draw(st.sampled_from(["same"] * 6 + ["size", "shorter", "none"]))
-        last = end - 1 if kind != "shorter" or end - 1 == base else end - 2
-        if kind == "none" or next_offset not in (None, base):
-            break
-        size_bytes = sizes[base] + (kind == "size")
-        max_timestamp_ms = TIME_MS + draw(st.integers(-3, 3))
-        rows.append(remote(base, last, size_bytes=size_bytes, max_timestamp_ms=max_timestamp_ms))
-        next_offset = last + 1
+    cuts = sorted(
+        set(bases) - set(draw(st.lists(st.sampled_from(bases), max_size=2)))
+        | draw(st.sets(st.integers(0, 65), max_size=2))
+    )
+    manifest = stored([], start_offset=cuts[0]) if cuts else stored([])
+    for base, end in pairwise(cuts):
+        if draw(st.integers(0, 9)) == 0:
+            manifest = manifest.with_gap(Gap(base, end - 1, "", 0))
+            continue
+        size_bytes = sizes.get(base, 1) + draw(st.sampled_from([0] * 6 + [1]))
+        row = remote(
+            base, end - 1, size_bytes=size_bytes, max_timestamp_ms=TIME_MS + draw(st.integers(-3, 3))
+        )
+        manifest = manifest.appended([row])
     target = LocalRetentionTarget(
         draw(st.none() | st.integers(0, 5)), draw(st.none() | st.integers(0, 3 * len(bases)))
     )
-    return bases, sizes, stored(rows), target, draw(log_starts), TIME_MS + draw(st.integers(-3, 5))
+    return bases, sizes, manifest, target, draw(log_starts), TIME_MS + draw(st.integers(-3, 5))
 
 
 @given(situations())
 def test_trim_is_the_longest_durable_prefix_that_breaches_a_limit(situation):
-    """Whatever log, manifest and target: all of the durable, superfluous head goes, and no more."""
+    """Whatever log, archive and target: all of the durable, superfluous head goes, and no more."""
     bases, sizes, manifest, target, log_start_offset, now_ms = situation
     found = plan(
         bases, target, manifest=manifest, sizes=sizes, log_start_offset=log_start_offset, now_ms=now_ms
     )
     alive = [base for base, end in zip(bases, [*bases[1:], 10**9], strict=False) if end > log_start_offset]
-    rows = {segment.base_offset: segment for segment in manifest.segments}
-    local_sizes = sum(sizes[base] for base in alive)
+    # Found another way: offset by offset, from a table of who holds what.
+    holders = {offset: row for row in manifest.segments for offset in range(row.base_offset, row.next_offset)}
+    left = sum(sizes[base] for base in alive)
     expected = []
     for base, end in pairwise(alive):
-        row = rows.get(base)
-        if row is None or (row.last_offset, row.size_bytes) != (end - 1, sizes[base]):
+        held_by = [holders.get(offset) for offset in range(base, end)]
+        if None in held_by:
             break
-        is_old = target.target_ms is not None and now_ms - row.max_timestamp_ms >= target.target_ms
-        left = local_sizes - sizes[base]
+        pieces = tuple(row for row in manifest.segments if row in held_by)
+        same_cuts = pieces[0].base_offset == base and pieces[-1].last_offset == end - 1
+        if same_cuts and sum(row.size_bytes for row in pieces) != sizes[base]:
+            break
+        newest_ms = max(row.max_timestamp_ms for row in pieces)
+        is_old = target.target_ms is not None and now_ms - newest_ms >= target.target_ms
+        left -= sizes[base]
         if not is_old and (target.target_bytes is None or left < target.target_bytes):
             break
-        expected.append((base, end, row))
-        local_sizes = left
+        expected.append((base, end, pieces, same_cuts))
     assert [
-        (one.local.base_offset, one.local.next_offset, one.remote) for one in found.candidates
+        (one.local.base_offset, one.next_offset, one.pieces, one.is_aligned) for one in found.candidates
     ] == expected
     assert found.kept_because
+
+
+@given(situations())
+def test_trim_is_due_from_when_on_a_plan_names_a_segment(situation):
+    """Before that time every plan is empty and from it on none is, if nothing else changes."""
+    bases, sizes, manifest, target, log_start_offset, _ = situation
+    log = local_log(bases, sizes=sizes)
+    due_ms = trim_due_ms(log, manifest, target, log_start_offset=log_start_offset)
+    for now_ms in (0, *range(TIME_MS - 10, TIME_MS + 20), FAR_FUTURE_MS):
+        found = plan_trim(log, manifest, target, log_start_offset=log_start_offset, now_ms=now_ms)
+        assert bool(found.candidates) == (now_ms >= due_ms)
+
+
+@pytest.mark.parametrize(
+    ("target", "rows", "due_ms"),
+    [
+        pytest.param(BY_TIME, [remote(10, 19)], TIME_MS + 1999, id="by time"),
+        pytest.param(
+            BY_TIME,
+            [remote(10, 14, size_bytes=1000, max_timestamp_ms=TIME_MS + 5), remote(15, 19, size_bytes=24)],
+            TIME_MS + 1999,
+            id="by the newest piece",
+        ),
+        pytest.param(BY_TIME, [remote(10, 18)], math.inf, id="not durable"),
+        pytest.param(NO_LIMIT, [remote(10, 19)], math.inf, id="no limit"),
+        pytest.param(NOTHING_STAYS, [remote(10, 19)], -math.inf, id="by size"),
+        pytest.param(BY_BYTES, [remote(10, 19)], math.inf, id="small enough"),
+    ],
+)
+def test_trim_is_due_to_the_millisecond(target, rows, due_ms):
+    """By time at the newest record's age, by size at once, and without either never."""
+    log = local_log([10, 20])
+    assert trim_due_ms(log, stored(rows), target, log_start_offset=0) == due_ms
+    assert trim_due_ms(log, stored(rows), target, log_start_offset=20) == math.inf, "it is gone already"
+
+
+@pytest.mark.parametrize("is_reframed", [False, True])
+def test_trim_of_a_reframed_log_is_due_whatever_its_sizes(is_reframed):
+    """The time and the plan go by the same rule."""
+    log = replace(local_log([10, 20]), is_reframed=is_reframed)
+    manifest = stored([remote(10, 19, size_bytes=999)])
+    due_ms = trim_due_ms(log, manifest, NOTHING_STAYS, log_start_offset=0)
+    assert due_ms == (-math.inf if is_reframed else math.inf)

@@ -1,0 +1,225 @@
+"""
+The header of a batch in a Redpanda segment, and how it becomes a Kafka record batch (v2).
+
+     0  u32 CRC32C of bytes 4 to 60     4 i32 size, header included   8 i64 base offset (raw)
+    16  i8  type                       17 u32 CRC32C as Kafka's      21 i16 attributes
+    23  i32 last offset delta          27 i64 base timestamp         35 i64 maximum timestamp
+    43  i64 producer id                51 i16 producer epoch         53 i32 base sequence
+    57  i32 record count               61 records, byte for byte as in Kafka
+
+All integers are little endian, and yet the second checksum is the one that a Kafka client
+computes, over big-endian fields. So a batch becomes Kafka's by writing its header anew; the
+records and their checksum stay. The leader epoch is not here: it is the term in the file's
+name. Raw offsets count batches that clients never see: see `model.offset_translation`. Errors
+from here name no place, since a caller knows it better: the file, and the Kafka offset.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.record_batch import (
+    CONTROL_FLAG,
+    HEADER,
+    HEADER_BYTES,
+    LENGTH_STARTS_AT,
+    MAGIC,
+    MAX_BATCH_BYTES,
+    TRANSACTIONAL_FLAG,
+    BatchHeader,
+)
+
+if TYPE_CHECKING:
+    from tieringd.model.offset_translation import OffsetTranslation
+
+RAW_HEADER = struct.Struct("<IiqbIhiqqqhii")
+RAW_HEADER_BYTES = 61
+HEADER_CRC_STARTS_AT = 4
+"""The header's own checksum counts from here to the end of the header."""
+
+DATA_TYPE = 1
+"""Records of clients, and the markers that end their transactions. All else is dropped."""
+
+UNCOUNTED_TYPES = frozenset((2, 19, 23, 25, 34, 38, 40))
+"""
+Bookkeeping that has no Kafka offsets: configuration, archival metadata, version fence, prefix
+truncation, partition properties, translation state, group block. Compaction never removes
+these, so the delta of a place can always be counted again.
+"""
+
+COUNTED_TYPES = frozenset((5, 7, 9, 10, 14, 15, 16, 29, 33))
+"""
+Bookkeeping that has Kafka offsets, which no client ever receives: checkpoint, ghost, the
+batches that prepare and fence transactions, and what compaction leaves in place of a batch.
+"""
+
+CLOUD_TOPIC_TYPES = frozenset((36, 37))
+"""They stand for records that Redpanda keeps in object storage only."""
+
+_CHECKED_FIELDS = struct.Struct(">hiqqqhii")
+
+
+class UnsupportedBatchTypeError(CorruptDataError):
+    """The bytes are sound, but whether this type of batch has Kafka offsets is not known."""
+
+    def located(self, source: str) -> UnsupportedBatchTypeError:
+        """Return the same fault with *source* named; it stays distinguishable from corruption."""
+        return UnsupportedBatchTypeError(
+            self.message, source=source, position=self.position, offset=self.offset, hint=self.hint
+        )
+
+
+class RawHeader(NamedTuple):
+    """The 61 bytes in front of a batch's records, in their stored order. Offsets are raw."""
+
+    header_crc: int
+    size_bytes: int
+    base_offset: int
+    type: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def last_offset(self) -> int:
+        """Return the last raw offset the batch occupies."""
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        """Return the first raw offset after the batch."""
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def is_data(self) -> bool:
+        """Say whether Kafka clients receive this batch; transaction markers count."""
+        return self.type == DATA_TYPE
+
+    @property
+    def uncounted_offsets(self) -> int:
+        """Return how many of the batch's offsets are not Kafka's: all of them, or none."""
+        return self.last_offset_delta + 1 if self.type in UNCOUNTED_TYPES else 0
+
+    @property
+    def is_transactional(self) -> bool:
+        """Say whether the batch belongs to a client's transaction; markers do too."""
+        return self.is_data and self.attributes & TRANSACTIONAL_FLAG != 0
+
+    @property
+    def is_control(self) -> bool:
+        """Say whether the batch holds a marker."""
+        return self.attributes & CONTROL_FLAG != 0
+
+
+def parse_raw_header(buffer: bytes | memoryview, position: int = 0) -> RawHeader:
+    """
+    Return the header at *position*, its own checksum checked. For the records': `check_raw_crc`.
+
+    Raises:
+        UnsupportedBatchTypeError: The header is sound, and its type unknown.
+        CorruptDataError: The header is damaged or impossible, or the buffer ends inside it.
+    """
+    if len(buffer) - position < RAW_HEADER_BYTES:
+        raise CorruptDataError(
+            f"a batch header needs {RAW_HEADER_BYTES} bytes and {max(0, len(buffer) - position)} are left"
+        )
+    header = RawHeader._make(RAW_HEADER.unpack_from(buffer, position))
+    # Nothing in a header is believed, least of all its length, before its checksum is right.
+    found = crc32c(buffer[position + HEADER_CRC_STARTS_AT : position + RAW_HEADER_BYTES])
+    if found != header.header_crc:
+        raise CorruptDataError(f"batch header CRC is {found:08x} and should be {header.header_crc:08x}")
+    require_possible(header)
+    return header
+
+
+def require_possible(header: RawHeader) -> None:
+    """
+    Check a header, whose checksum is right, by itself.
+
+    Raises:
+        UnsupportedBatchTypeError: Its type is unknown, or no part of an ordinary topic.
+        CorruptDataError: No batch can have this header.
+    """
+    fault = _fault(header)
+    if fault is not None:
+        raise CorruptDataError(fault)
+    if header.is_data or header.type in UNCOUNTED_TYPES or header.type in COUNTED_TYPES:
+        return
+    hint = "Update this daemon: a newer Redpanda may have written the log"
+    if header.type in CLOUD_TOPIC_TYPES:
+        hint = "Switch archiving off for this topic: Redpanda keeps its records in object storage itself"
+    raise UnsupportedBatchTypeError(
+        f"batch type {header.type} at raw offset {header.base_offset} is not supported", hint=hint
+    )
+
+
+def check_raw_crc(view: memoryview, header: RawHeader, position: int = 0) -> None:
+    """
+    Check the records of the batch at *position*, and the header's fields that Kafka's CRC covers.
+
+    Raises:
+        CorruptDataError: The checksum differs, or *view* ends inside the batch.
+    """
+    end = position + header.size_bytes
+    if end > len(view):
+        raise CorruptDataError(f"the batch is cut: {len(view) - position} of {header.size_bytes} bytes")
+    found = crc32c(view[position + RAW_HEADER_BYTES : end], crc32c(_CHECKED_FIELDS.pack(*header[5:])))
+    if found != header.crc:
+        raise CorruptDataError(f"batch CRC is {found:08x} and should be {header.crc:08x}")
+
+
+def kafka_header(header: RawHeader, *, delta: int, leader_epoch: int) -> BatchHeader:
+    """Return the header that the batch has in a Kafka log, *delta* offsets further down."""
+    return BatchHeader(
+        base_offset=header.base_offset - delta,
+        length=header.size_bytes - RAW_HEADER_BYTES + HEADER_BYTES - LENGTH_STARTS_AT,
+        leader_epoch=leader_epoch,
+        magic=MAGIC,
+        crc=header.crc,
+        attributes=header.attributes,
+        last_offset_delta=header.last_offset_delta,
+        base_timestamp_ms=header.base_timestamp_ms,
+        max_timestamp_ms=header.max_timestamp_ms,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        record_count=header.record_count,
+    )
+
+
+def reframed_batch(view: memoryview, translation: OffsetTranslation, *, leader_epoch: int) -> bytes:
+    """
+    Return the batch that fills *view* as Kafka's; *translation* is that of its base offset.
+
+    Raises:
+        CorruptDataError: The batch is damaged, does not fill *view*, or stands elsewhere.
+    """
+    header = parse_raw_header(view)
+    if header.size_bytes != len(view) or header.base_offset != translation.raw_offset:
+        raise CorruptDataError(
+            f"a batch of {header.size_bytes} bytes at raw offset {header.base_offset} was expected to have "
+            f"{len(view)} at {translation.raw_offset}"
+        )
+    check_raw_crc(view, header)
+    kafka = kafka_header(header, delta=translation.delta, leader_epoch=leader_epoch)
+    return HEADER.pack(*kafka) + view[RAW_HEADER_BYTES:]
+
+
+def _fault(header: RawHeader) -> str | None:
+    if not RAW_HEADER_BYTES <= header.size_bytes <= MAX_BATCH_BYTES:
+        return f"batch size {header.size_bytes} is impossible"
+    if header.base_offset < 0 or header.last_offset_delta < 0:
+        return f"batch offsets {header.base_offset} to {header.last_offset} are impossible"
+    if not 0 <= header.record_count <= header.last_offset_delta + 1:
+        return f"{header.record_count} records cannot stand in {header.last_offset_delta + 1} offsets"
+    return None

@@ -1,0 +1,283 @@
+"""
+A Redpanda segment in, the same records as a Kafka segment out.
+
+The re-framer does no I/O: its caller feeds it views of whatever buffer the bytes are in, and
+takes Kafka batches (v2) from a buffer of its own. Every batch is checked, also those that are
+dropped. Offsets are translated by a delta that grows with each batch that is not Kafka's; the
+delta at the end is where the next segment goes on.
+
+Redpanda allocates room ahead, so zeros may follow the last batch. In a closed segment they must
+reach to the end of the file, and whether the segment is complete is for the caller to say, who
+knows where the next one begins. In an active segment, a batch that is damaged is taken for one
+that is being written: the output ends before it, and it is looked at again once the segment is
+closed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.record_batch import HEADER
+from tieringd.formats.redpanda_batch import (
+    HEADER_CRC_STARTS_AT,
+    RAW_HEADER,
+    RAW_HEADER_BYTES,
+    RawHeader,
+    check_raw_crc,
+    kafka_header,
+    require_possible,
+)
+from tieringd.formats.segment_scan import EndedBy
+from tieringd.model.offset_translation import OffsetTranslation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.formats.record_batch import BatchHeader
+
+_ZERO_HEADER = bytes(RAW_HEADER_BYTES)
+_SHARED_FIELDS = 4
+"""From the checksum of the records on, both headers have the same fields in the same order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reframing:
+    """What became of one segment."""
+
+    translation: OffsetTranslation
+    """After the last batch: where the next segment begins, unless compaction left a hole."""
+    read_bytes: int
+    """Of whole batches, dropped ones included. The file may go on with zeros."""
+    size_bytes: int
+    """Of the Kafka batches that came out."""
+    batch_count: int
+    dropped_batches: int
+    ended_by: EndedBy
+
+
+class SegmentReframer:
+    """
+    Turn the batches of one segment into Kafka's as they are fed.
+
+    Feed it views that begin where the last one was consumed to, until `is_done` or the end of
+    the bytes; then `finish`. After an error it is of no use. *translation* is that of the
+    segment's base. With *next_offset*, a Kafka offset, the segment is closed and no batch may
+    reach over it. Without, it is active.
+    """
+
+    def __init__(
+        self,
+        translation: OffsetTranslation,
+        next_offset: int | None,
+        *,
+        leader_epoch: int,
+        source: str | None = None,
+    ) -> None:
+        self._expected_raw_offset = translation.raw_offset
+        self._delta = translation.delta
+        self._next_offset = next_offset
+        self._is_active = next_offset is None
+        self._leader_epoch = leader_epoch
+        self._source = source
+        self._wanted_bytes = RAW_HEADER_BYTES
+        self._ended_by: EndedBy | None = None
+        self._is_in_zeros = False
+        self._position = 0
+        self._size_bytes = 0
+        self._batch_count = 0
+        self._dropped_batches = 0
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Return how many bytes the next view must have for `feed` to get on."""
+        return self._wanted_bytes
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether the end was found before the bytes ended; more of them change nothing."""
+        return self._ended_by is not None
+
+    def feed(self, view: memoryview, out: bytearray) -> int:
+        """
+        Append the Kafka form of the whole batches at the front of *view* to *out*.
+
+        Returns how many bytes of *view* were consumed, and need not be fed again.
+
+        Raises:
+            UnsupportedBatchTypeError: Whether a batch has Kafka offsets is not known.
+            CorruptDataError: A batch is damaged, or not where it belongs; with its position in
+                the file and its Kafka offset.
+        """
+        if self._ended_by is not None:
+            return 0
+        if self._is_in_zeros:
+            return self._feed_zeros(view)
+        start, position, size = self._position, 0, len(view)
+        self._wanted_bytes = RAW_HEADER_BYTES
+        try:
+            while position <= size - RAW_HEADER_BYTES:
+                header = self._header(view, position)
+                if header is None:
+                    break
+                end = position + header.size_bytes
+                if end > size:
+                    self._wanted_bytes = header.size_bytes
+                    break
+                if not self._take(view, position, header, out):
+                    break
+                position = end
+                self._position = start + position
+        except CorruptDataError as error:
+            raise self._placed(error) from error
+        return position
+
+    def finish(self, left: memoryview | bytes = b"") -> Reframing:
+        """
+        Return what was done; *left* are the bytes that `feed` did not consume.
+
+        Raises:
+            CorruptDataError: The segment is closed, and its last bytes are neither a whole batch
+                nor zeros.
+        """
+        if self._ended_by is None:
+            self._ended_by = self._end_before(left)
+        return Reframing(
+            translation=OffsetTranslation(self._expected_raw_offset, self._delta),
+            read_bytes=self._position,
+            size_bytes=self._size_bytes,
+            batch_count=self._batch_count,
+            dropped_batches=self._dropped_batches,
+            ended_by=self._ended_by,
+        )
+
+    def _header(self, view: memoryview, position: int) -> RawHeader | None:
+        """Return the sound header at *position*, or None if the log ends before it."""
+        header = RawHeader._make(RAW_HEADER.unpack_from(view, position))
+        end = position + RAW_HEADER_BYTES
+        # Nothing in a header is believed, least of all its length, before its checksum is right.
+        found = crc32c(view[position + HEADER_CRC_STARTS_AT : end])
+        if found != header.header_crc:
+            if view[position:end] == _ZERO_HEADER:
+                # In a closed segment the rest is still taken, to see that it is zeros.
+                self._is_in_zeros = True
+                self._ended_by = EndedBy.ZERO_TAIL if self._is_active else None
+                return None
+            if self._is_active:
+                self._ended_by = EndedBy.TORN_TAIL
+                return None
+            raise CorruptDataError(f"batch header CRC is {found:08x} and should be {header.header_crc:08x}")
+        require_possible(header)
+        self._require_in_order(header)
+        return header
+
+    def _require_in_order(self, header: RawHeader) -> None:
+        if header.base_offset < self._expected_raw_offset:
+            raise CorruptDataError(
+                f"raw batch offset {header.base_offset} is out of order: {self._expected_raw_offset} "
+                "comes next"
+            )
+        end_offset = header.next_offset - self._delta - header.uncounted_offsets
+        if self._next_offset is not None and end_offset > self._next_offset:
+            raise CorruptDataError(
+                f"batch offset {end_offset - 1} is beyond the segment's last offset {self._next_offset - 1}"
+            )
+
+    def _take(self, view: memoryview, position: int, header: RawHeader, out: bytearray) -> bool:
+        """Check a whole batch and append it to *out*, or drop it; False if it is being written."""
+        try:
+            check_raw_crc(view, header, position)
+        except CorruptDataError:
+            if not self._is_active:
+                raise
+            self._ended_by = EndedBy.TORN_TAIL
+            return False
+        if header.is_data:
+            out += HEADER.pack(*kafka_header(header, delta=self._delta, leader_epoch=self._leader_epoch))
+            out += view[position + RAW_HEADER_BYTES : position + header.size_bytes]
+            self._size_bytes += header.size_bytes
+            self._batch_count += 1
+        else:
+            self._delta += header.uncounted_offsets
+            self._dropped_batches += 1
+        self._expected_raw_offset = header.next_offset
+        return True
+
+    def _end_before(self, left: memoryview | bytes) -> EndedBy:
+        """Say what bytes that are no whole batch mean at the end of the file."""
+        if self._is_in_zeros or left:
+            if _is_zero(left):
+                return EndedBy.ZERO_TAIL
+            if self._is_active:
+                return EndedBy.TORN_TAIL
+            raise self._placed(
+                CorruptDataError(
+                    f"the last batch is cut: {len(left)} of at least {self._wanted_bytes} bytes are there"
+                )
+            )
+        return EndedBy.END_OF_FILE
+
+    def _feed_zeros(self, view: memoryview) -> int:
+        if not _is_zero(view):
+            raise self._placed(
+                CorruptDataError("zeros stand where a batch should begin, and data follows them")
+            )
+        return len(view)
+
+    def _placed(self, error: CorruptDataError) -> CorruptDataError:
+        """Return *error* with the place where the next batch should be; it keeps its class."""
+        return type(error)(
+            error.message,
+            source=self._source,
+            position=self._position,
+            offset=self._expected_raw_offset - self._delta,
+            hint=error.hint,
+        )
+
+
+def find_translation(raw: Sequence[RawHeader], kafka: Sequence[BatchHeader]) -> OffsetTranslation | None:
+    """
+    Return the translation of the place in *raw* where the batches *kafka* stand.
+
+    *raw* are consecutive headers from a local segment; *kafka* consecutive ones of the same
+    partition with known offsets, which a broker served or our own archive holds. Headers are
+    alike in everything but offsets, checksum of the records included. None if *kafka* stands
+    nowhere in *raw*, or in several places: then more batches will tell.
+
+    This is how a log is translated whose beginning is gone. The broker's log start offset
+    alone does not do: records may have been deleted up to the middle of a segment, or live in
+    Redpanda's own object storage.
+    """
+    data: list[tuple[RawHeader, int]] = []
+    uncounted = 0
+    for header in raw:
+        if header.is_data:
+            data.append((header, header.base_offset - uncounted))
+        uncounted += header.uncounted_offsets
+    found = [
+        OffsetTranslation.at(raw_offset=data[first][0].base_offset, kafka_offset=kafka[0].base_offset)
+        for first in range(len(data) - len(kafka) + 1)
+        if kafka and _stand_at(data[first : first + len(kafka)], kafka)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _stand_at(place: Sequence[tuple[RawHeader, int]], kafka: Sequence[BatchHeader]) -> bool:
+    """Say whether batches are alike, one by one and in the distances of their offsets."""
+    shift = place[0][1] - kafka[0].base_offset
+    return place[0][0].base_offset - kafka[0].base_offset >= 0 and all(
+        _are_alike(raw, batch) and counted - batch.base_offset == shift
+        for (raw, counted), batch in zip(place, kafka, strict=True)
+    )
+
+
+def _are_alike(raw: RawHeader, kafka: BatchHeader) -> bool:
+    """Say whether the headers, offsets and epoch apart, are of one batch."""
+    return raw[_SHARED_FIELDS:] == kafka[_SHARED_FIELDS:]
+
+
+def _is_zero(view: memoryview | bytes) -> bool:
+    return not bytes(view).strip(b"\0")

@@ -1,0 +1,85 @@
+"""
+One log's leader-epoch history: which leader wrote which offsets.
+
+A history is pairs of (epoch, first offset written under it) that ascend in both, as in a broker's
+`leader-epoch-checkpoint`. An epoch ends where the next begins, and the last one where the log
+does. Two pairs may share an offset: the leader of the first wrote nothing.
+
+The functions here look at one history and answer as Kafka does. Two are compared in `lineage`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.model.segment import EpochStart
+
+EpochHistory: TypeAlias = "tuple[EpochStart, ...]"
+
+_epoch_of = itemgetter(0)
+_start_of = itemgetter(1)
+
+
+def with_records(history: Sequence[EpochStart]) -> EpochHistory:
+    """
+    Return *history* without the epochs under which nothing was written.
+
+    The last epoch stays: where it ends is not known here.
+    """
+    return (*(entry for entry, later in pairwise(history) if entry[1] != later[1]), *history[-1:])
+
+
+def epoch_at(history: Sequence[EpochStart], offset: int) -> int | None:
+    """Return the epoch under which *offset* was written; None below the first one known."""
+    row = bisect_right(history, offset, key=_start_of) - 1
+    return history[row][0] if row >= 0 else None
+
+
+def end_offset_for(
+    history: Sequence[EpochStart], epoch: int, *, log_end_offset: int
+) -> tuple[int, int] | None:
+    """
+    Return the newest known epoch that is not above *epoch*, and where it ends (exclusive).
+
+    This is the answer to an `OffsetForLeaderEpoch` request. Below the first known epoch it is
+    *epoch* itself, which ends where the first one begins. None when *epoch* is newer than all:
+    this log cannot say where it will end.
+    """
+    row = bisect_right(history, epoch, key=_epoch_of) - 1
+    if row == len(history) - 1:
+        return (epoch, log_end_offset) if history and history[row][0] == epoch else None
+    return (epoch if row < 0 else history[row][0], history[row + 1][1])
+
+
+def without_below(history: Sequence[EpochStart], offset: int) -> EpochHistory:
+    """
+    Return the history of a log that was cut at its head, so that it begins at *offset*.
+
+    The epoch under which *offset* was written begins there from now on.
+    """
+    row = bisect_right(history, offset, key=_start_of) - 1
+    if row < 0:
+        return tuple(history)
+    return ((history[row][0], offset), *history[row + 1 :])
+
+
+def without_from(history: Sequence[EpochStart], offset: int) -> EpochHistory:
+    """Return the history of a log that was cut at its tail, so that *offset* is the next to be written."""
+    return tuple(entry for entry in history if entry[1] < offset)
+
+
+def clipped(history: Sequence[EpochStart], *, base_offset: int, next_offset: int) -> EpochHistory:
+    """
+    Return the epochs of the offsets from *base_offset* up to *next_offset* (exclusive).
+
+    It is what a segment with these bounds carries. Unlike the epochs of the batches that are
+    found inside, it also knows the epochs whose batches compaction has removed.
+    """
+    inside = without_from(history, next_offset)
+    return with_records(without_below(inside, base_offset))

@@ -1,0 +1,278 @@
+"""
+Leader-epoch lineage: whether the archive's tail is still what the partition's leader holds.
+
+After an unclean election, or a crash that lost what was not on disk yet, the new leader's log
+goes on from an earlier offset than the archive ends at. Offsets repeat then, with other records
+under a newer epoch. What the archive holds from the point of divergence on is off the lineage:
+it is replaced from the leader's log, whole segments at a time, and the range is reported.
+
+The comparison rests on one property of Kafka's replication: each epoch has one leader, so two
+logs that both have an epoch are equal up to where the first of them ends it (KIP-101, KIP-279).
+Where the two histories say an epoch *begins* is not compared: compaction and retention move that.
+
+A policy: it answers with a frozen plan and touches neither log nor archive. Whenever it cannot
+know, it plans nothing and says why.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from tieringd.policies.epoch_history import end_offset_for
+from tieringd.policies.upload import MissingRange
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.model.local_log import LocalLog
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import LogBounds
+    from tieringd.model.segment import EpochStart
+
+
+class Lineage(Enum):
+    """What is known of the archive's tail; uploading goes on from it only where `may_append` says so."""
+
+    HOLDS = "holds"
+    """Nothing in the archive contradicts the leader's history."""
+    UNKNOWN = "unknown"
+    """There is no history on one of the two sides, nor will there be on another look."""
+    UNDECIDED = "undecided"
+    """This look at the broker came too early or too late; the next one may tell."""
+    DIVERGES = "diverges"
+    """The tail is off the lineage: it is replaced before anything is appended."""
+
+    @property
+    def may_append(self) -> bool:
+        """Say whether segments may be appended to the archive as it stands."""
+        return self in {Lineage.HOLDS, Lineage.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """
+    The tail of an archive that must give way to the leader's log.
+
+    Every segment, gap and epoch from `base_offset` on leaves the manifest, and uploading goes on
+    from there. The offset is a batch boundary in the leader's log too, if it still reaches back
+    to it: up to the divergence the two logs are the same batches.
+    """
+
+    base_offset: int
+    """Of the first segment, or gap, that is replaced. All below stays."""
+    last_offset: int
+    divergence_offset: int
+    """The first offset that is off the lineage; between `base_offset` and it the records are good."""
+    segment_count: int
+    local_base_offset: int | None
+    """The base of the local segment that holds `base_offset`, which may begin before it."""
+    missing: MissingRange | None
+    """Offsets from `base_offset` on that the local log no longer holds: a gap unless salvaged."""
+    only_archived: MissingRange | None
+    """
+    The offsets below the divergence among *missing*. The first replaced segment is their only
+    copy: what replaces it must keep them, or data is lost that was promised to be durable.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class LineagePlan:
+    """What to do with the archive's tail before the next upload, and why."""
+
+    lineage: Lineage
+    reason: str
+    resume_offset: int
+    """Exclusive end of what the archive keeps: the next upload begins here."""
+    replacement: Replacement | None = None
+    """Set exactly when the lineage diverges."""
+
+
+def divergence_offset(
+    archived_epochs: Sequence[EpochStart],
+    local_epochs: Sequence[EpochStart],
+    *,
+    archived_next_offset: int,
+    local_next_offset: int,
+) -> int:
+    """
+    Return the first archived offset that is not on the leader's lineage.
+
+    It is *archived_next_offset* when nothing contradicts that all of it is, or when one of the
+    histories is empty. The leader's log may have lost its head to retention, and with it old
+    epochs: that they are absent contradicts nothing below the first offset it knows.
+
+    Both histories must come from a checkpoint (`epoch_history.clipped`). The batches of a
+    segment alone do not tell an epoch whose batches compaction removed.
+    """
+    if not archived_epochs or not local_epochs:
+        return archived_next_offset
+    shared = _newest_shared_epoch(archived_epochs, local_epochs)
+    if shared is not None:
+        return min(
+            archived_next_offset,
+            _end_of(archived_epochs, shared, archived_next_offset),
+            _end_of(local_epochs, shared, local_next_offset),
+        )
+    # All that the leader still knows was written under epochs that the archive never saw. What
+    # precedes the leader's first epoch is older, so newer archived epochs cannot be part of it.
+    first_epoch, first_offset = local_epochs[0]
+    newer = [start_offset for epoch, start_offset in archived_epochs if epoch > first_epoch]
+    return min(archived_next_offset, first_offset, *newer)
+
+
+def durable_end(manifest: PartitionManifest | None, log: LocalLog) -> int | None:
+    """
+    Return the exclusive end of what the archive holds of *log*; None when it is known to hold nothing.
+
+    *manifest* may be an old copy. What it holds off the lineage of *log* is not counted: another
+    leader is about to cut it off, or has done so already.
+    """
+    if manifest is None:
+        return None
+    if not manifest.epochs or not log.epochs or manifest.epochs[-1] == log.epochs[-1]:
+        return manifest.next_offset
+    return divergence_offset(
+        manifest.epochs,
+        log.epochs,
+        archived_next_offset=manifest.next_offset,
+        # Where the log ends is not asked: it has nothing there to be held on to.
+        local_next_offset=max(manifest.next_offset, log.epochs[-1][1]),
+    )
+
+
+def plan_replacement(
+    manifest: PartitionManifest,
+    log: LocalLog,
+    bounds: LogBounds,
+    *,
+    leader_epoch: int,
+    undecided_from: int | None = None,
+) -> LineagePlan:
+    """
+    Judge the tail of *manifest* by the leader's *log*, under the epoch it leads since.
+
+    *undecided_from* is where the first transaction that is open at the divergence began, if any is:
+    the archive's indexes say how it ended for the old leader, and for the new one it may end
+    otherwise. So all from there on is replaced.
+
+    A gap at the very end of the archive is not judged: it holds no records. Segments uploaded
+    under *leader_epoch* itself came from this log and need no proof; so this is cheap on every
+    step but the first ones after an election, and a replacement never repeats.
+    """
+    known = _without_comparison(manifest, log, leader_epoch)
+    if known is not None:
+        return LineagePlan(*known, manifest.next_offset)
+    tail = manifest.segments[len(manifest.segments) - 1]
+    divergence = divergence_offset(
+        manifest.epochs,
+        log.epochs,
+        archived_next_offset=tail.next_offset,
+        local_next_offset=bounds.log_end_offset,
+    )
+    newest = manifest.epochs[-1][0]
+    if divergence == tail.next_offset:
+        return LineagePlan(Lineage.HOLDS, _why_holds(manifest, log), manifest.next_offset)
+    if newest >= leader_epoch:
+        # Only the end of the log speaks against the tail then, and what we know of it may lag.
+        reason = (
+            f"the archive holds leader epoch {newest} up to offset {tail.last_offset}, and the log that "
+            f"leads since epoch {leader_epoch} is known up to offset {bounds.log_end_offset - 1} only"
+        )
+        return LineagePlan(Lineage.UNDECIDED, reason, manifest.next_offset)
+    reason = (
+        f"offsets {divergence} to {tail.last_offset} were archived from a leader whose records the log "
+        f"that leads since epoch {leader_epoch} does not hold"
+    )
+    from_offset = divergence
+    if undecided_from is not None and undecided_from < divergence:
+        from_offset = undecided_from
+        reason = f"{reason}; a transaction that is open there began at offset {undecided_from}"
+    replacement = _replacement(manifest, log, divergence, from_offset)
+    return LineagePlan(Lineage.DIVERGES, reason, replacement.base_offset, replacement)
+
+
+def _without_comparison(
+    manifest: PartitionManifest, log: LocalLog, leader_epoch: int
+) -> tuple[Lineage, str] | None:
+    """Return what can be said, and why, before the two histories are compared; None when they must be."""
+    if manifest.leader_epoch > leader_epoch:
+        return Lineage.UNDECIDED, (
+            f"leader epoch {manifest.leader_epoch} wrote the manifest, and this broker was seen to lead "
+            f"since epoch {leader_epoch}"
+        )
+    if not manifest.segments:
+        return Lineage.HOLDS, "the archive holds no segment"
+    if manifest.segments[len(manifest.segments) - 1].leader_epoch == leader_epoch:
+        return Lineage.HOLDS, f"leader epoch {leader_epoch} itself uploaded the archive's tail"
+    if not manifest.epochs or not log.epochs:
+        side = "archive" if log.epochs else "local log"
+        return Lineage.UNKNOWN, f"the {side} has no leader-epoch history"
+    too_early = _why_too_early(log, leader_epoch)
+    return (Lineage.UNDECIDED, too_early) if too_early else None
+
+
+def _why_too_early(log: LocalLog, leader_epoch: int) -> str:
+    if not log.segments:
+        return "the local log has no segment yet"
+    # A leader's epoch enters its history before the first record under it is appended. Until it
+    # is there, nobody can say where the epoch before it ends.
+    newest = log.epochs[-1][0]
+    if newest != leader_epoch:
+        return (
+            f"the local leader-epoch history ends with epoch {newest}, and this broker was seen to lead "
+            f"since epoch {leader_epoch}"
+        )
+    return ""
+
+
+def _why_holds(manifest: PartitionManifest, log: LocalLog) -> str:
+    shared = _newest_shared_epoch(manifest.epochs, log.epochs)
+    if shared is None:
+        return f"the archive ends before offset {log.epochs[0][1]}, the first that the local history knows"
+    return f"the local log holds leader epoch {shared} as far as the archive does"
+
+
+def _replacement(
+    manifest: PartitionManifest, log: LocalLog, divergence: int, from_offset: int
+) -> Replacement:
+    base_offset = _entry_base(manifest, from_offset)
+    local_first = log.segments[0].base_offset
+    good_end = min(divergence, local_first)
+    is_stored = manifest.segments.covering(base_offset) is not None
+    row = bisect_right([segment.base_offset for segment in log.segments], base_offset) - 1
+    return Replacement(
+        base_offset=base_offset,
+        last_offset=manifest.next_offset - 1,
+        divergence_offset=divergence,
+        segment_count=len(manifest.segments) - manifest.segments.row_at_or_after(base_offset),
+        local_base_offset=log.segments[row].base_offset if row >= 0 else None,
+        missing=MissingRange(base_offset, local_first - 1) if base_offset < local_first else None,
+        only_archived=(
+            MissingRange(base_offset, good_end - 1) if is_stored and base_offset < good_end else None
+        ),
+    )
+
+
+def _entry_base(manifest: PartitionManifest, offset: int) -> int:
+    """Return the base of the segment or gap that holds *offset*; the archive's start below all."""
+    segment = manifest.segments.covering(offset)
+    if segment is not None:
+        return segment.base_offset
+    return next(
+        (gap.base_offset for gap in manifest.gaps if gap.base_offset <= offset < gap.next_offset),
+        manifest.start_offset,
+    )
+
+
+def _newest_shared_epoch(archived: Sequence[EpochStart], local: Sequence[EpochStart]) -> int | None:
+    shared = {epoch for epoch, _ in archived} & {epoch for epoch, _ in local}
+    return max(shared, default=None)
+
+
+def _end_of(history: Sequence[EpochStart], epoch: int, log_end_offset: int) -> int:
+    answer = end_offset_for(history, epoch, log_end_offset=log_end_offset)
+    assert answer is not None, "the epoch is in the history"
+    return answer[1]

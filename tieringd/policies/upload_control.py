@@ -1,0 +1,222 @@
+"""
+Upload control: how hard to upload, and whose turn it is.
+
+Three decisions, each a pure function. `update` is the PD controller: the backlog, as a share of
+the disk that was free, becomes shares. `pace_for` turns shares into limits: how many uploads at
+once, and how many bytes per second. `upload_order` says which waiting partition goes first.
+
+Nothing here knows an upload. `services.upload_gate` keeps the pace and the order that are
+decided here, and compares waiting partitions by this module's own keys, so there is one order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tieringd.model.partition import TopicIdPartition
+
+_PER_MILLE = 1000
+_MAX_COEFFICIENT = 1e6
+"""Keeps every product finite, whatever the disk and the backlog."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerLimits:
+    """The `cloud_storage_upload_ctrl_*` properties. The setpoint is always a backlog of nothing."""
+
+    p_coeff: float = -2.0
+    """Negative: a backlog is a negative error, and shall raise the shares."""
+    d_coeff: float = 0.0
+    """Relative: *p_coeff* multiplies it too."""
+    min_shares: int = 100
+    max_shares: int = 1000
+
+    def __post_init__(self) -> None:
+        assert abs(self.p_coeff) <= _MAX_COEFFICIENT, "p_coeff is a number of ordinary size"
+        assert abs(self.d_coeff) <= _MAX_COEFFICIENT, "d_coeff is a number of ordinary size"
+        assert 1 <= self.min_shares <= self.max_shares, "shares are positive, and min_shares is the lower"
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerState:
+    """What one update leaves for the next."""
+
+    error: float = 0.0
+    """Setpoint less backlog, per mille: 0 with nothing to upload, -1000 with a whole free disk of it."""
+
+
+def backlog_per_mille(*, backlog_bytes: int, free_bytes_at_start: int) -> float:
+    """
+    Return the backlog as a share of the space that was free when the daemon started.
+
+    It passes 1000 when the backlog is larger than that space was. A disk that had nothing free
+    counts as one byte: any backlog is then as urgent as can be, and none is still none.
+    """
+    return _PER_MILLE * backlog_bytes / max(1, free_bytes_at_start)
+
+
+def update(
+    limits: ControllerLimits, state: ControllerState, *, backlog_bytes: int, free_bytes_at_start: int
+) -> tuple[ControllerState, int]:
+    """
+    Return the next state, and the shares that uploads have until the next update.
+
+    Call it every `cloud_storage_upload_ctrl_update_interval_ms`. With the default properties
+    shares are twice the backlog per mille: all of them from half the free space on, and the
+    fewest up to a twentieth.
+    """
+    backlog = backlog_per_mille(backlog_bytes=backlog_bytes, free_bytes_at_start=free_bytes_at_start)
+    error = 0.0 - backlog
+    wanted = limits.p_coeff * (error + limits.d_coeff * (error - state.error))
+    # Clamped first: an integer is made of a number that is known to be small.
+    shares = int(min(max(wanted, limits.min_shares), limits.max_shares))
+    return ControllerState(error), shares
+
+
+@dataclass(frozen=True, slots=True)
+class UploadPace:
+    """What uploads may take together, until the next pace."""
+
+    concurrent_uploads: int
+    bytes_per_second: int | None
+    """None is without limit."""
+
+    def __post_init__(self) -> None:
+        assert self.concurrent_uploads >= 1, "a pace lets at least one upload run"
+        assert self.bytes_per_second is None or self.bytes_per_second >= 1, "a pace lets bytes through"
+
+
+@dataclass(frozen=True, slots=True)
+class PaceLimits:
+    """Between which bounds shares move the pace."""
+
+    max_uploads: int
+    """At once, at maximum shares: what connections and threads allow."""
+    polite_uploads: int = 2
+    """At once, at minimum shares. Two, so that one upload that hangs does not hold up all the others."""
+    polite_bytes_per_second: int = 16 * 1024 * 1024
+    """
+    The rate never falls below this, whatever is measured: a 64 MiB segment takes its turn in
+    four seconds. It is an eighth of a gigabit link, and less of a disk.
+    """
+    upload_interval_seconds: float | None = None
+    """`cloud_storage_segment_max_upload_interval_sec`: no stable record waits longer."""
+
+    def __post_init__(self) -> None:
+        assert self.max_uploads >= 1, "at least one upload runs at once"
+        assert self.polite_uploads >= 1, "at least one upload runs at once"
+        assert self.polite_bytes_per_second >= 1, "politeness lets bytes through"
+        assert self.upload_interval_seconds is None or self.upload_interval_seconds > 0
+
+
+def pace_for(
+    shares: int,
+    control: ControllerLimits,
+    limits: PaceLimits,
+    *,
+    measured_bytes_per_second: float | None = None,
+    backlog_bytes: int = 0,
+) -> UploadPace:
+    """
+    Return the pace that *shares* stand for.
+
+    At maximum shares the rate has no limit. Below, uploads take the same part of the ceiling as
+    *shares* are of the maximum: by default a tenth at minimum shares, which leaves a producer
+    nine. The ceiling is *measured_bytes_per_second*, what this machine and store carried lately
+    while an upload was running (`UploadGate.measured_bytes_per_second`). It shrinks when a
+    producer needs the machine, and so does the rate. Without a measurement, or with a low one,
+    it is what makes minimum shares the polite rate. Concurrency rises in a straight line.
+
+    With an upload interval, the rate is at least what carries *backlog_bytes* within it.
+    """
+    max_shares, min_shares = control.max_shares, control.min_shares
+    shares = max(shares, min_shares)
+    if shares >= max_shares:
+        return UploadPace(limits.max_uploads, None)
+    polite_uploads = min(limits.polite_uploads, limits.max_uploads)
+    span = limits.max_uploads - polite_uploads
+    uploads = polite_uploads + span * (shares - min_shares) // (max_shares - min_shares)
+    lowest_ceiling = limits.polite_bytes_per_second * max_shares / min_shares
+    rate = max(measured_bytes_per_second or 0.0, lowest_ceiling) * shares / max_shares
+    if limits.upload_interval_seconds is not None:
+        rate = max(rate, backlog_bytes / limits.upload_interval_seconds)
+    return UploadPace(uploads, math.ceil(rate))
+
+
+@dataclass(frozen=True, slots=True)
+class OrderLimits:
+    """When danger goes before fairness, and how far."""
+
+    near_loss_seconds: float = 3600.0
+    """Data that the broker deletes within this time goes before the rest."""
+    last_moment_seconds: float = 60.0
+    """Data this close to deletion waits for no byte budget: losing it is worse than being impolite."""
+    fair_turn_every: int = 8
+    """One turn in so many is the longest waiter's, however much danger others are in."""
+
+    def __post_init__(self) -> None:
+        assert self.fair_turn_every >= 1, "fair turns come round"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPartition:
+    """A partition with something to upload, and what decides its place in the order."""
+
+    partition: TopicIdPartition
+    loss_at: float
+    """When the broker would delete bytes that are not durable; infinity when it would not."""
+    backlog_bytes: int
+    last_served_turn: int
+    """0 when it has not been served yet."""
+
+    @property
+    def turn_key(self) -> tuple[int, int, TopicIdPartition]:
+        """Return the place by fairness: least recently served first, then the larger backlog."""
+        return (self.last_served_turn, -self.backlog_bytes, self.partition)
+
+    @property
+    def loss_key(self) -> tuple[float, int, int, TopicIdPartition]:
+        """Return the place by danger: nearest to loss first, then by fairness."""
+        return (self.loss_at, *self.turn_key)
+
+
+def is_near_loss(waiting: WaitingPartition, limits: OrderLimits, *, now: float) -> bool:
+    """Say whether *waiting* goes before partitions that are in no danger."""
+    return waiting.loss_at - now <= limits.near_loss_seconds
+
+
+def last_moment_of(waiting: WaitingPartition, limits: OrderLimits) -> float:
+    """Return from when on *waiting* is served without a byte budget."""
+    return waiting.loss_at - limits.last_moment_seconds
+
+
+def is_fair_turn(turn: int, limits: OrderLimits) -> bool:
+    """Say whether *turn* (the first is 1) is the longest waiter's."""
+    return turn % limits.fair_turn_every == 0
+
+
+def upload_order(
+    waiting: Iterable[WaitingPartition], limits: OrderLimits, *, turn: int, now: float
+) -> tuple[WaitingPartition, ...]:
+    """
+    Return *waiting* in the order in which to serve them, *turn* being the first one's.
+
+    Whoever is near to loss goes first, the nearest before all; the others follow, least recently
+    served first, so a large backlog buys no second turn while someone else has had none. Every
+    few turns the least recently served goes first all the same: nobody waits for ever.
+    """
+    by_turn = sorted(waiting, key=lambda one: one.turn_key)
+    by_loss = sorted(
+        (one for one in by_turn if is_near_loss(one, limits, now=now)), key=lambda one: one.loss_key
+    )
+    ordered: dict[TopicIdPartition, WaitingPartition] = {}
+    lines = {True: iter(by_turn), False: iter((*by_loss, *by_turn))}
+    for at in range(turn, turn + len(by_turn)):
+        chosen = next(one for one in lines[is_fair_turn(at, limits)] if one.partition not in ordered)
+        ordered[chosen.partition] = chosen
+    return tuple(ordered.values())
