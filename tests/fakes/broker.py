@@ -7,13 +7,14 @@ start moves at once, whole segments go, at once or when their delay is over.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.wire import Wire
 from tieringd.errors import BrokerDenied, BrokerUnavailable, TieringError
+from tieringd.model.partition import ClusterView, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,6 +44,8 @@ class FakeBroker:
         self._keeps_trimmed_files = keeps_trimmed_files
         self._faults: defaultdict[str, deque[TieringError]] = defaultdict(deque)
         self.epochs: dict[TopicPartition, int] = {each.name: each.epochs[-1][0] for each in writers}
+        self.followed: dict[TopicPartition, int] = {}
+        """Partitions that another broker leads, and its epoch."""
         self.configs: dict[str, dict[str, str]] = {}
         self.bounds_errors: dict[TopicPartition, TieringError] = {}
         self.denied: set[str] = set()
@@ -57,13 +60,17 @@ class FakeBroker:
         """Return the cluster's id."""
         return await self._answer("cluster_id", lambda: CLUSTER)
 
-    async def led_partitions(self, found: Sequence[LocalPartition]) -> Mapping[TopicPartition, int]:
-        """Return the epochs of those of *found* that this broker leads."""
+    async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
+        """Return those of *found* that this broker leads, and those in *followed* as followed."""
         names = {each.topic_partition for each in found}
-        return await self._answer(
-            "led_partitions",
-            lambda: {name: epoch for name, epoch in self.epochs.items() if name in names},
-        )
+
+        def view() -> ClusterView:
+            replicas = {name: Replica(epoch, is_leader=True) for name, epoch in self.epochs.items()}
+            replicas |= {name: Replica(epoch, is_leader=False) for name, epoch in self.followed.items()}
+            held = {name: replica for name, replica in replicas.items() if name in names}
+            return ClusterView(held, Counter(name.topic for name in replicas))
+
+        return await self._answer("replicas", view)
 
     async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
         """Return the bounds of each log, or its error."""
@@ -80,6 +87,21 @@ class FakeBroker:
         return await self._answer(
             "topic_configs", lambda: {each: self.configs.get(each, {}) for each in topics}
         )
+
+    async def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        """Return what is set on one topic itself."""
+        return await self._answer("topic_overrides", lambda: dict(self.configs.get(topic, {})))
+
+    async def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """Set, and take away, settings of a topic."""
+
+        def change() -> None:
+            if topic in self.denied:
+                raise BrokerDenied(f"{topic} may not be altered", hint="Grant ALTER_CONFIGS on the topic")
+            kept = {**self.configs.get(topic, {}), **changes}
+            self.configs[topic] = {name: value for name, value in kept.items() if value is not None}
+
+        await self._answer("alter_topic", change)
 
     async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
         """Move the log start, and let the segments below it go."""

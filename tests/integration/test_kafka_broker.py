@@ -75,12 +75,18 @@ async def test_cluster_id_is_the_one_the_broker_was_formatted_with(kafka, broker
     assert await broker.cluster_id() == kafka.cluster_id
 
 
+async def led_by(broker, found):
+    """Return the leader epochs of those of *found* that the broker leads."""
+    replicas = (await broker.replicas(found)).replicas
+    return {name: one.leader_epoch for name, one in replicas.items() if one.is_leader}
+
+
 async def test_led_partitions_gives_every_partition_with_its_epoch(kafka, broker, topic):
     """Partitions of a new topic are led, since epoch 0, by the broker that holds them."""
     await kafka.create_topic(topic, partitions=2)
     found = [await local_partition(kafka, topic, number) for number in (0, 1)]
 
-    assert await broker.led_partitions(found) == {TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 0}
+    assert await led_by(broker, found) == {TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 0}
 
 
 async def test_led_partitions_leaves_out_a_directory_of_another_topic_id(kafka, broker, topic):
@@ -88,7 +94,7 @@ async def test_led_partitions_leaves_out_a_directory_of_another_topic_id(kafka, 
     await kafka.create_topic(topic, partitions=2)
     current, old = [await local_partition(kafka, topic, number) for number in (0, 1)]
 
-    led = await broker.led_partitions([current, replace(old, topic_id=_OLD_ID)])
+    led = await led_by(broker, [current, replace(old, topic_id=_OLD_ID)])
 
     assert led == {TopicPartition(topic, 0): 0}
 
@@ -97,7 +103,7 @@ async def test_led_partitions_leaves_out_an_unknown_topic(kafka, broker):
     """A directory whose topic the cluster does not know is not led, and the topic is not created."""
     unknown = LocalPartition(TopicPartition("never-created", 0), _OLD_ID, "/nowhere", "/")
 
-    assert await broker.led_partitions([unknown]) == {}
+    assert await led_by(broker, [unknown]) == {}
     assert not (kafka.log_dir() / "never-created-0").exists()
 
 
@@ -106,7 +112,7 @@ async def test_led_partitions_of_another_broker_are_left_out(kafka, topic):
     await kafka.create_topic(topic)
     other = KafkaBroker(KafkaSettings((kafka.bootstrap,), node_id=2))
     try:
-        assert await other.led_partitions([await local_partition(kafka, topic)]) == {}
+        assert await led_by(other, [await local_partition(kafka, topic)]) == {}
         with pytest.raises(BrokerUnavailable, match="broker 2 is not among the live brokers"):
             await other.log_bounds([await local_log(kafka, topic)])
     finally:
@@ -119,7 +125,7 @@ async def test_led_partitions_without_a_known_node_id_is_denied(kafka, topic):
     broker = KafkaBroker(KafkaSettings((f"localhost:{kafka.broker.port}",)))
     try:
         with pytest.raises(BrokerDenied, match=r"Set broker\.node_id"):
-            await broker.led_partitions([await local_partition(kafka, topic)])
+            await led_by(broker, [await local_partition(kafka, topic)])
     finally:
         await broker.close()
 
@@ -170,17 +176,34 @@ async def test_log_bounds_answer_for_a_partition_without_a_leader_is_its_error(k
     assert "UNKNOWN_TOPIC_OR_PARTITION" in str(error)
 
 
-async def test_topic_configs_holds_only_what_is_set_on_the_topic(kafka, broker, topic):
-    """Defaults of the broker are left out, and so is a topic that does not exist."""
+async def test_topic_configs_holds_what_is_set_and_how_the_broker_deletes(kafka, broker, topic):
+    """Other defaults of the broker are left out, and so is a topic that does not exist."""
     await kafka.create_topic(topic, configs={"retention.ms": "-1", "cleanup.policy": "compact,delete"})
     await kafka.create_topic(f"{topic}-plain")
 
     configs = await broker.topic_configs([topic, f"{topic}-plain", "never-created"])
 
     assert configs == {
-        topic: {"retention.ms": "-1", "cleanup.policy": "compact,delete"},
-        f"{topic}-plain": {},
+        topic: {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "compact,delete"},
+        f"{topic}-plain": {
+            "retention.ms": str(7 * 24 * 3600 * 1000),
+            "retention.bytes": "-1",
+            "cleanup.policy": "delete",
+        },
     }
+
+
+async def test_altered_setting_leaves_the_others_and_goes_back(kafka, broker, topic):
+    """One setting is set and taken away again; what else is set on the topic stays."""
+    await kafka.create_topic(topic, configs={"retention.ms": "1000000", "segment.bytes": "1048576"})
+    await broker.alter_topic(topic, {"retention.ms": "-1", "retention.bytes": "-1"})
+    assert await broker.topic_overrides(topic) == {
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "segment.bytes": "1048576",
+    }
+    await broker.alter_topic(topic, {"retention.ms": "1000000", "retention.bytes": None})
+    assert await broker.topic_overrides(topic) == {"retention.ms": "1000000", "segment.bytes": "1048576"}
 
 
 async def test_topic_configs_of_many_topics_are_asked_in_parts(kafka, broker):
@@ -190,7 +213,8 @@ async def test_topic_configs_of_many_topics_are_asked_in_parts(kafka, broker):
 
     configs = await broker.topic_configs([*unknown, "known-among-many"])
 
-    assert configs == {"known-among-many": {"retention.bytes": "5"}}
+    assert configs.keys() == {"known-among-many"}
+    assert configs["known-among-many"]["retention.bytes"] == "5"
 
 
 async def test_trim_moves_the_log_start_and_the_broker_deletes_the_files(kafka, broker, topic):
@@ -284,7 +308,7 @@ async def test_scan_finds_what_the_broker_leads(kafka, broker, topic):
 
     scan = await asyncio.to_thread(scan_log_dirs, [str(kafka.log_dir())])
 
-    led = await broker.led_partitions(scan.partitions)
+    led = await led_by(broker, scan.partitions)
     assert (scan.cluster_id, scan.node_id, scan.problems) == (kafka.cluster_id, 1, ())
     assert str(kafka.log_dir() / "__cluster_metadata-0") in scan.left_alone
     assert {TopicPartition(topic, 0), TopicPartition(topic, 1)} <= led.keys()
@@ -307,7 +331,7 @@ async def test_broker_restart_is_survived_by_the_same_client(kafka, broker, topi
         await kafka.launch()
 
     await until_equal(lambda: broker.log_bounds([log]), {name: LogBounds(0, 1, 1)})
-    (epoch,) = (await broker.led_partitions([log.partition])).values()
+    (epoch,) = (await led_by(broker, [log.partition])).values()
     assert epoch >= 1
 
 
@@ -411,8 +435,8 @@ async def test_hidden_topic_is_not_led_and_said_once(guarded, reader, topic):
     partition = await local_partition(guarded, topic)
 
     with capture_logs() as logs:
-        assert await reader.led_partitions([partition]) == {}
-        assert await reader.led_partitions([partition]) == {}
+        assert await led_by(reader, [partition]) == {}
+        assert await led_by(reader, [partition]) == {}
 
     assert await reader.cluster_id() == guarded.cluster_id
     assert [(each["topic"], each["log_level"]) for each in logs] == [(topic, "warning")]

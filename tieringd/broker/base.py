@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tieringd.errors import TieringError
     from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
+    from tieringd.model.partition import ClusterView, LogBounds, TopicIdPartition, TopicPartition
 
 
 class Broker(Protocol):
@@ -27,12 +27,12 @@ class Broker(Protocol):
     async def cluster_id(self) -> str:
         """Return the id of the cluster; it is part of every object's key."""
 
-    async def led_partitions(self, found: Sequence[LocalPartition]) -> Mapping[TopicPartition, int]:
+    async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """
-        Return the leader epoch of each partition among *found* that this broker leads.
+        Return what this broker is to each partition among *found*.
 
-        A partition whose topic id on disk differs from the cluster's is not led: its
-        directory belongs to a deleted incarnation.
+        A partition whose topic id on disk differs from the cluster's is left out: its directory
+        belongs to a deleted incarnation.
         """
 
     async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
@@ -44,7 +44,22 @@ class Broker(Protocol):
         """
 
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-        """Return what the broker itself has set on each topic; defaults are left out."""
+        """
+        Return what the broker itself has set on each topic; defaults are left out.
+
+        But `cleanup.policy`, `retention.ms` and `retention.bytes` are there in any case.
+        """
+
+    async def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        """Return only what is set on one topic itself."""
+
+    async def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """
+        Set properties of a topic and leave all others as they are; None takes a property's setting away.
+
+        Raises:
+            BrokerDenied: We may not, or there is no broker.
+        """
 
     async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
         """

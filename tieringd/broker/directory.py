@@ -12,15 +12,18 @@ import asyncio
 import fcntl
 import os
 import threading
+import time
+from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tieringd.broker.log_dir import read_leader_epochs, read_local_log, scan_log_dirs
+from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs, read_local_log, scan_log_dirs
 from tieringd.broker.segment_file import scan_transactions
+from tieringd.broker.small_files import SmallFiles, is_settled
 from tieringd.errors import BrokerDenied, BrokerUnavailable, CorruptDataError, LocalFileError
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.partition import LogBounds
+from tieringd.model.partition import ClusterView, LogBounds, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +50,8 @@ class _Walk:
     position: int = 0
     proof: bytes = b""
     """Bytes of that segment up to *position*; others in their place mean another file."""
+    settled: tuple[tuple[LocalSegment, ...], LogBounds] | None = None
+    """The log that was walked to its end, and its bounds; None when its files could have changed unseen."""
 
 
 class DirectoryBroker:
@@ -62,6 +67,7 @@ class DirectoryBroker:
         self._log_dirs = tuple(log_dirs)
         self._cluster_id = cluster_id
         self._walks: dict[TopicPartition, _Walk] = {}
+        self._epochs = SmallFiles(EPOCH_CHECKPOINT, read_leader_epochs)
         self._lock = threading.Lock()
 
     async def cluster_id(self) -> str:
@@ -76,9 +82,9 @@ class DirectoryBroker:
             )
         return scan.cluster_id
 
-    async def led_partitions(self, found: Sequence[LocalPartition]) -> Mapping[TopicPartition, int]:
-        """Return every partition of *found* whose leader epoch can be read; 0 when it has none."""
-        return await asyncio.to_thread(self._led_partitions, found)
+    async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
+        """Return every partition of *found* as led whose leader epoch can be read; 0 when it has none."""
+        return await asyncio.to_thread(self._replicas, found)
 
     async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
         """Return the bounds of each log, or what is wrong with its files."""
@@ -87,6 +93,20 @@ class DirectoryBroker:
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         """Return nothing set for each topic: there is no broker to set anything."""
         return {topic: {} for topic in topics}
+
+    async def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        """Return nothing: there is no broker to set anything."""
+        del topic
+        return {}
+
+    async def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """
+        Refuse.
+
+        Raises:
+            BrokerDenied: Always: without a broker nobody keeps settings of topics.
+        """
+        raise BrokerDenied(f"{', '.join(changes)} of topic {topic} cannot be set: there is no broker")
 
     async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
         """
@@ -104,19 +124,20 @@ class DirectoryBroker:
         """Forget what was walked."""
         self._walks.clear()
 
-    def _led_partitions(self, found: Sequence[LocalPartition]) -> Mapping[TopicPartition, int]:
-        led: dict[TopicPartition, int] = {}
-        for each in found:
-            try:
-                epochs = read_leader_epochs(each.path)
-            except LocalFileError:
-                # Whoever reads the log itself meets the same fault, and reports it.
-                epochs = ()
-            led[each.topic_partition] = epochs[-1][0] if epochs else 0
+    def _replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
+        led: dict[TopicPartition, Replica] = {}
         with self._lock:
+            for each in found:
+                try:
+                    epochs = self._epochs.read(each.path)
+                except LocalFileError:
+                    # Whoever reads the log itself meets the same fault, and reports it.
+                    epochs = ()
+                led[each.topic_partition] = Replica(epochs[-1][0] if epochs else 0, is_leader=True)
+            self._epochs.keep_only({each.path for each in found})
             for gone in self._walks.keys() - led.keys():
                 del self._walks[gone]
-        return led
+        return ClusterView(led, Counter(name.topic for name in led))
 
     def _all_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
         bounds: dict[TopicPartition, LogBounds | TieringError] = {}
@@ -136,11 +157,18 @@ class DirectoryBroker:
             raise LocalFileError(f"{local.partition.path} holds no segment", path=local.partition.path)
         # Kept only when the walk ends well: after a fault the next look begins anew.
         earlier = self._walks.pop(name, None)
+        if earlier is not None and earlier.settled is not None and earlier.settled[0] == local.segments:
+            self._walks[name] = earlier
+            return earlier.settled[1]
+        now_ns = time.time_ns()
         walk = _begin(local, first_offset) if earlier is None else _go_on(earlier, local, first_offset)
-        self._walks[name] = walk
         open_since = walk.transactions.first_unstable_offset
         stable = walk.next_offset if open_since is None else min(open_since, walk.next_offset)
-        return LogBounds(first_offset, stable, walk.next_offset)
+        bounds = LogBounds(first_offset, stable, walk.next_offset)
+        modified_ns = max(segment.modified_ns for segment in local.segments)
+        walk.settled = (local.segments, bounds) if is_settled(modified_ns, now_ns=now_ns) else None
+        self._walks[name] = walk
+        return bounds
 
 
 def _begin(local: LocalLog, first_offset: int) -> _Walk:

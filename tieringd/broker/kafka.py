@@ -21,6 +21,7 @@ from kio.schema.errors import ErrorCode
 from tieringd.broker.kafka_protocol import (
     DELETE_RECORDS,
     DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
     LIST_OFFSETS,
     METADATA,
     KafkaConnections,
@@ -28,7 +29,7 @@ from tieringd.broker.kafka_protocol import (
     KafkaSettings,
 )
 from tieringd.errors import BrokerDenied, BrokerUnavailable, TieringError
-from tieringd.model.partition import NO_TOPIC_ID, LogBounds, TopicPartition
+from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +56,9 @@ _CONSUMER: Final = -1
 _TOPIC_RESOURCE: Final = 2
 _SET_ON_TOPIC: Final = 1
 """DescribeConfigs' source DYNAMIC_TOPIC_CONFIG; defaults of the broker have other sources."""
+_DELETION_SETTINGS: Final = frozenset({"cleanup.policy", "retention.ms", "retention.bytes"})
+_SET_CONFIG: Final = 0
+_DELETE_CONFIG: Final = 1
 _TOPICS_PER_DESCRIBE: Final = 200
 """A topic has some 35 settings; decoding 200 topics holds the event loop for tens of milliseconds."""
 _DENIED_HINTS: Final = {
@@ -94,32 +98,38 @@ class KafkaBroker:
             raise BrokerUnavailable("the broker does not know its cluster's id yet")
         return response.cluster_id
 
-    async def led_partitions(self, found: Sequence[LocalPartition]) -> Mapping[TopicPartition, int]:
+    async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """
-        Return the leader epoch of each partition among *found* that this broker leads.
+        Return what this broker is to each partition among *found*.
 
-        A partition whose topic id on disk differs from the cluster's is not led: its
-        directory belongs to a deleted incarnation.
+        A partition whose topic id on disk differs from the cluster's is left out: its directory
+        belongs to a deleted incarnation.
         """
         if not found:
-            return {}
+            return ClusterView({}, {})
         response = await self._metadata({each.topic_partition.topic for each in found})
         node_id = self._require_node_id()
         ids: dict[str, str] = {}
-        epochs: dict[TopicPartition, int] = {}
+        counts: dict[str, int] = {}
+        replicas: dict[TopicPartition, Replica] = {}
         for topic in response.topics:
             if topic.name is None or topic.error_code is not ErrorCode.none:
                 self._report(topic.name, topic.error_code)
                 continue
-            ids[topic.name] = _topic_id(topic.topic_id)
+            ids[topic.name] = _topic_id(getattr(topic, "topic_id", None))
+            counts[topic.name] = len(topic.partitions)
             for partition in topic.partitions:
-                if partition.leader_id == node_id:
-                    epochs[TopicPartition(topic.name, partition.partition_index)] = partition.leader_epoch
-        return {
-            each.topic_partition: epochs[each.topic_partition]
+                # A directory that is no replica any more is on its way out, after a reassignment.
+                if node_id in partition.replica_nodes:
+                    name = TopicPartition(topic.name, partition.partition_index)
+                    replicas[name] = Replica(partition.leader_epoch, partition.leader_id == node_id)
+        held = {
+            each.topic_partition: replicas[each.topic_partition]
             for each in found
-            if each.topic_partition in epochs and ids[each.topic_partition.topic] == each.topic_id
+            if each.topic_partition in replicas
+            and (not self._settings.has_topic_ids_on_disk or ids[each.topic_partition.topic] == each.topic_id)
         }
+        return ClusterView(held, counts, {} if self._settings.has_topic_ids_on_disk else ids)
 
     async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
         """Return the bounds of each log, or the error that kept this one log from having them."""
@@ -134,7 +144,11 @@ class KafkaBroker:
         return {each: _bounds(each, starts, stables, ends) for each in asked}
 
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
-        """Return what is set on each topic; a topic that the cluster does not know is left out."""
+        """
+        Return what is set on each topic, and how the broker deletes from it whoever set that.
+
+        A topic that the cluster does not know is left out.
+        """
         configs: dict[str, Mapping[str, str]] = {}
         for first in range(0, len(topics), _TOPICS_PER_DESCRIBE):
             response = await self._described(topics[first : first + _TOPICS_PER_DESCRIBE])
@@ -147,9 +161,47 @@ class KafkaBroker:
                 configs[result.resource_name] = {
                     config.name: config.value
                     for config in result.configs
-                    if config.config_source == _SET_ON_TOPIC and config.value is not None
+                    if config.value is not None
+                    and (config.config_source == _SET_ON_TOPIC or config.name in _DELETION_SETTINGS)
                 }
         return configs
+
+    async def topic_overrides(self, topic: str) -> Mapping[str, str]:
+        """Return only what is set on one topic itself."""
+        for result in (await self._described([topic])).results:
+            if result.error_code is not ErrorCode.none:
+                raise _error(f"the settings of topic {topic}", result.error_code)
+            return {
+                config.name: config.value
+                for config in result.configs
+                if config.config_source == _SET_ON_TOPIC and config.value is not None
+            }
+        raise BrokerUnavailable(f"the broker's answer says nothing of topic {topic}")
+
+    async def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
+        """
+        Set properties of a topic and leave all others as they are; None takes a property's setting away.
+
+        Raises:
+            BrokerDenied: We may not: it needs the ACL ALTER_CONFIGS on the topic.
+        """
+
+        def build(module: ModuleType) -> Any:
+            configs = tuple(
+                module.AlterableConfig(
+                    name=name, config_operation=_DELETE_CONFIG if value is None else _SET_CONFIG, value=value
+                )
+                for name, value in changes.items()
+            )
+            resource = module.AlterConfigsResource(
+                resource_type=_TOPIC_RESOURCE, resource_name=topic, configs=configs
+            )
+            return module.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
+
+        response = await self._ask(KafkaRequest(INCREMENTAL_ALTER_CONFIGS, build))
+        for result in response.responses:
+            if result.error_code is not ErrorCode.none:
+                raise _error(f"to set {', '.join(changes)} of topic {topic}", result.error_code)
 
     async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
         """
@@ -162,8 +214,9 @@ class KafkaBroker:
         """
         # DeleteRecords knows names, not topic ids: it would also cut a topic that was created
         # again under this name. Asked anew, the chance of that is one round trip long.
-        led = await self.led_partitions([log.partition])
-        if partition.topic_id != log.partition.topic_id or partition.topic_partition not in led:
+        view = await self.replicas([log.partition])
+        replica = view.replicas.get(partition.topic_partition)
+        if partition.topic_id != log.partition.topic_id or replica is None or not replica.is_leader:
             raise BrokerUnavailable(
                 f"this broker does not lead {partition} with topic id {partition.topic_id} now"
             )
@@ -192,11 +245,19 @@ class KafkaBroker:
         names = sorted(topics)
 
         def build(module: ModuleType) -> Any:
-            return module.MetadataRequest(
-                topics=tuple(module.MetadataRequestTopic(topic_id=None, name=name) for name in names),
-                allow_auto_topic_creation=False,
-                include_topic_authorized_operations=False,
-            )
+            # Topic ids came with version 10; Redpanda speaks older ones as well.
+            ids = {"topic_id": None} if _has_field(module.MetadataRequestTopic, "topic_id") else {}
+            flags = {
+                flag: False
+                for flag in (
+                    "allow_auto_topic_creation",
+                    "include_cluster_authorized_operations",
+                    "include_topic_authorized_operations",
+                )
+                if _has_field(module.MetadataRequest, flag)
+            }
+            topics = tuple(module.MetadataRequestTopic(name=name, **ids) for name in names)
+            return module.MetadataRequest(topics=topics, **flags)
 
         response: MetadataResponse | None = None
         failures: list[BrokerUnavailable] = []
@@ -314,6 +375,11 @@ class KafkaBroker:
         log.warning(
             "topic is not archived: its metadata is not visible", topic=topic, hint=_DENIED_HINTS[error]
         )
+
+
+def _has_field(message: type[Any], name: str) -> bool:
+    """Say whether a message has a field in the version that was chosen."""
+    return name in message.__dataclass_fields__
 
 
 def _bounds(

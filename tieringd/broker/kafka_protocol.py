@@ -64,6 +64,8 @@ class KafkaSettings:
     request_timeout_seconds: float = 10.0
     """For one connection attempt, and for one request."""
     client_id: str = "tieringd"
+    has_topic_ids_on_disk: bool = True
+    """Whether a partition's directory tells the topic id that the cluster gives it: Redpanda's do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,10 @@ class Api:
     max_version: int
 
 
-METADATA: Final = Api("Metadata", 3, min_version=11, max_version=13)
+METADATA: Final = Api("Metadata", 3, min_version=7, max_version=13)
 LIST_OFFSETS: Final = Api("ListOffsets", 2, min_version=4, max_version=9)
 DESCRIBE_CONFIGS: Final = Api("DescribeConfigs", 32, min_version=1, max_version=4)
+INCREMENTAL_ALTER_CONFIGS: Final = Api("IncrementalAlterConfigs", 44, min_version=0, max_version=1)
 DELETE_RECORDS: Final = Api("DeleteRecords", 21, min_version=0, max_version=2)
 
 

@@ -36,7 +36,8 @@ _T = TypeVar("_T")
 
 _MAX_SMALL_FILE_BYTES: Final = 1 << 20
 _LISTING_ATTEMPTS: Final = 3
-_EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
+EPOCH_CHECKPOINT: Final = "leader-epoch-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
 
 Identity: TypeAlias = tuple[str | None, int | None]
 """The cluster id and node id of a log directory's owner."""
@@ -57,13 +58,15 @@ class LogDirScan:
     """What could not be read. Not a reason to act on what is missing here."""
 
 
-def scan_log_dirs(paths: Sequence[str]) -> LogDirScan:
+def scan_log_dirs(paths: Sequence[str], *, topic_id_of: Callable[[str], str] | None = None) -> LogDirScan:
     """
     Find the partitions in the log directories *paths*.
 
+    *topic_id_of* stands in for `read_topic_id`, for a caller that remembers what it has read.
     A directory that cannot be read is a problem of its own; the others are scanned. A partition
     that is in two log directories is a problem and not a partition: the broker is moving it.
     """
+    topic_id_of = topic_id_of or read_topic_id
     found: dict[TopicPartition, list[LocalPartition]] = {}
     identities: list[Identity] = []
     left_alone: list[str] = []
@@ -83,7 +86,7 @@ def scan_log_dirs(paths: Sequence[str]) -> LogDirScan:
                 left_alone.append(f"{log_dir}/{name}")
                 continue
             try:
-                topic_id = _topic_id(f"{log_dir}/{name}")
+                topic_id = topic_id_of(f"{log_dir}/{name}")
             except LocalFileError as error:
                 problems.append(error)
                 continue
@@ -127,9 +130,25 @@ def read_leader_epochs(partition_path: str, *, directory: int | None = None) -> 
     Raises:
         LocalFileError: The checkpoint cannot be read or understood.
     """
-    file_path = f"{partition_path}/{_EPOCH_CHECKPOINT}"
+    file_path = f"{partition_path}/{EPOCH_CHECKPOINT}"
     data = _small_file(file_path, directory)
     return () if data is None else _parsed(file_path, data, parse_epoch_checkpoint)
+
+
+def read_topic_id(path: str) -> str:
+    """
+    Return the topic id of a partition's directory; NO_TOPIC_ID while it has no such file.
+
+    Raises:
+        LocalFileError: The file cannot be read or understood, or the directory vanished.
+    """
+    file_path = f"{path}/{PARTITION_METADATA}"
+    data = _small_file(file_path)
+    if data is None:
+        if not os.path.isdir(path):  # noqa: PTH112  (ten thousand Path objects are slower than the scan)
+            raise LocalFileError(f"{path} vanished while its log directory was read", path=path)
+        return NO_TOPIC_ID
+    return _parsed(file_path, data, parse_partition_metadata)
 
 
 class _ChangedError(LocalFileError):
@@ -192,16 +211,6 @@ def _regular(entry: os.DirEntry[str], file_path: str) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         raise LocalFileError(f"{file_path} is not a regular file", path=file_path)
     return status
-
-
-def _topic_id(path: str) -> str:
-    """Return the topic id of a partition's directory; NO_TOPIC_ID while it has no such file."""
-    data = _small_file(f"{path}/partition.metadata")
-    if data is None:
-        if not os.path.isdir(path):  # noqa: PTH112  (ten thousand Path objects are slower than the scan)
-            raise LocalFileError(f"{path} vanished while its log directory was read", path=path)
-        return NO_TOPIC_ID
-    return _parsed(f"{path}/partition.metadata", data, parse_partition_metadata)
 
 
 def _identity(log_dir: str) -> Identity:

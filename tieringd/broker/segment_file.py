@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from crc32c import crc32c
+
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.header_walk import HeaderWalk
 from tieringd.formats.index_files import (
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
     from tieringd.formats.segment_scan import SegmentScan
     from tieringd.formats.transactions import TransactionTracker
-    from tieringd.model.segment import AbortedTransaction, LocalSegment
+    from tieringd.model.segment import AbortedTransaction, LocalSegment, SegmentSlice
 
 READ_BUFFER_BYTES = 1 << 20
 """Small enough to stay in a core's cache between the read and the two checksums."""
@@ -66,34 +68,130 @@ def open_segment(segment: LocalSegment) -> int:
         return os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
 
 
+@dataclass(frozen=True, slots=True)
+class OpenSegment:
+    """A segment's `.log`, open for reading, beside what a scan of its directory said of it. Blocks."""
+
+    fd: int
+    segment: LocalSegment
+
+    @classmethod
+    def open(cls, segment: LocalSegment) -> OpenSegment:
+        """
+        Open the file; the caller closes it.
+
+        Raises:
+            LocalFileError: It is gone, or may not be read.
+        """
+        return cls(open_segment(segment), segment)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self.fd)
+
+    def require_unchanged(self) -> None:
+        """
+        Compare the file with the scan; an active one may have grown since.
+
+        Raises:
+            LocalFileError: It has other bytes now, or another file has its place.
+        """
+        status, segment = os.fstat(self.fd), self.segment
+        is_same = (
+            status.st_ino == segment.inode and status.st_size >= segment.size_bytes
+            if segment.is_active
+            else (status.st_ino, status.st_size, status.st_mtime_ns) == segment.identity
+        )
+        if not is_same:
+            raise LocalFileError(f"{segment.path} changed after it was listed", path=segment.path)
+
+    def read_at(self, position: int, size_bytes: int) -> bytes:
+        """
+        Return bytes of the file, all that were asked for.
+
+        Raises:
+            LocalFileError: It cannot be read, or is shorter than it was.
+        """
+        return _read_at(self.fd, position, size_bytes, self.segment)
+
+    def crc32c(self, position: int, size_bytes: int) -> int:
+        """
+        Return the checksum of a range of the file.
+
+        Raises:
+            LocalFileError: It cannot be read, or is shorter than it was.
+        """
+        value, end = 0, position + size_bytes
+        buffer = memoryview(bytearray(min(READ_BUFFER_BYTES, size_bytes)))
+        with _reading(self.segment.path):
+            while position < end:
+                view = buffer[: min(len(buffer), end - position)]
+                _read_fully(self.fd, view, position, self.segment)
+                value = crc32c(view, value)
+                position += len(view)
+        return value
+
+
+def position_of(fd: int, segment: LocalSegment, offset: int) -> int:
+    """
+    Return where the first batch at or past *offset* begins in the open file.
+
+    Raises:
+        OldMagicError: The segment holds message format v0 or v1.
+        CorruptDataError: *offset* is inside a batch, or a header before it is impossible.
+        LocalFileError: The file cannot be read, or is shorter than it was.
+    """
+    walk = HeaderWalk(
+        lambda at, size_bytes: _read_at(fd, at, size_bytes, segment),
+        size_bytes=segment.size_bytes,
+        base_offset=segment.base_offset,
+        source=segment.path,
+    )
+    for position, header in walk.batches():
+        if header.last_offset < offset:
+            continue
+        if header.base_offset < offset:
+            raise CorruptDataError(
+                f"offset {offset}, where the archive goes on, is inside the batch from {header.base_offset} "
+                f"to {header.last_offset}",
+                source=segment.path,
+                position=position,
+                offset=header.base_offset,
+                hint="The local log is not the one that was archived",
+            )
+        return position
+    return walk.position
+
+
 def scan_segment_file(
     fd: int,
-    segment: LocalSegment,
+    part: SegmentSlice,
     *,
-    stop_offset: int | None = None,
+    position: int = 0,
     index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
     tracker: TransactionTracker | None = None,
 ) -> SegmentScan:
     """
-    Read the open file once, as far as *segment* says it goes, and check every batch.
+    Read *part* of the open file once, and check every batch.
 
-    *stop_offset* bounds the scan of an active segment: batches from there on may change.
+    *position* is where its first batch begins. Positions in the result count from there, as in
+    the object that will hold it. An open slice ends before the first batch that reaches its bound.
 
     Raises:
         OldMagicError: The segment holds message format v0 or v1.
         CorruptDataError: A batch is damaged, or not where it belongs.
         LocalFileError: The file cannot be read, or is shorter than it was.
     """
+    segment, begin = part.segment, position
     scanner = SegmentScanner(
-        segment.base_offset,
-        segment.next_offset,
-        stop_offset=stop_offset,
+        part.base_offset,
+        None if part.is_open else part.next_offset,
+        stop_offset=part.next_offset,
         index_interval_bytes=index_interval_bytes,
         source=segment.path,
         tracker=tracker,
     )
-    buffer = memoryview(bytearray(min(READ_BUFFER_BYTES, segment.size_bytes)))
-    position = 0
+    buffer = memoryview(bytearray(min(READ_BUFFER_BYTES, segment.size_bytes - begin)))
     with _reading(segment.path):
         # Each read begins at the first byte that was not consumed: what is read twice is less
         # than a batch, and comes from the page cache.

@@ -57,21 +57,24 @@ class DirectoryWatch:
         self._degraded = False
         self._closed = False
 
-    def follow(self, partition_paths: Iterable[str]) -> None:
+    def follow(self, partition_paths: Iterable[str]) -> bool:
         """
         Watch exactly these partition directories, and the log directories.
 
-        Call it after every rescan. What changes before this call is in no hint: follow first,
-        then scan once more, or leave it to the next rescan.
+        Call it after every rescan. What changed before this call is in no hint: where it returns
+        that there is a directory it did not watch before, scan once more, or leave it to the next
+        rescan.
         """
         if self._closed or not self._opened():
-            return
+            return False
         wanted = {*self._log_dirs, *partition_paths}
         for path in self._watches.keys() - wanted:
             self._forget(path)
+        before = len(self._watches)
         for path in sorted(wanted - self._watches.keys()):
             if not self._add(path):
-                return
+                break
+        return len(self._watches) > before
 
     async def changes(self) -> Hint:
         """

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.record_batch import ABORT_MARKER, encode_marker
 from tieringd.model.local_log import LocalLog, LocalPartition
-from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
+from tieringd.model.partition import ClusterView, LogBounds, Replica, TopicIdPartition, TopicPartition
 
 _TOPIC_ID = "W1xNUlUlTfigw_K-dvdxsA"
 _NAME = TopicPartition("orders", 0)
@@ -112,16 +113,38 @@ async def test_cluster_id_that_nobody_says_is_denied(broker):
         await broker.cluster_id()
 
 
-async def test_led_partitions_takes_the_epoch_from_the_checkpoint(broker, orders):
+async def test_replicas_takes_the_epoch_from_the_checkpoint(broker, orders):
     """Every partition is led, under the last epoch of its checkpoint, or 0 without one."""
-    assert await broker.led_partitions([orders]) == {_NAME: 0}
+    assert (await broker.replicas([orders])).replicas == {_NAME: Replica(0, is_leader=True)}
     checkpoint = Path(orders.path) / "leader-epoch-checkpoint"
     checkpoint.write_bytes(encode_epoch_checkpoint([(0, 0), (5, 10)]))
 
-    assert await broker.led_partitions([orders]) == {_NAME: 5}
+    assert (await broker.replicas([orders])).replicas == {_NAME: Replica(5, is_leader=True)}
 
 
-async def test_led_partitions_leaves_a_damaged_checkpoint_to_the_look_at_the_log(broker, orders, tmp_path):
+async def test_replicas_without_a_broker_are_the_whole_cluster(broker, orders):
+    """What is on disk is all there is: each topic has as many partitions as were found of it."""
+    more = [replace(orders, topic_partition=TopicPartition(*name)) for name in (("orders", 4), ("clicks", 0))]
+    view = await broker.replicas([orders, *more])
+    led = Replica(0, is_leader=True)
+    assert view == ClusterView(
+        {_NAME: led, TopicPartition("orders", 4): led, TopicPartition("clicks", 0): led},
+        {"orders": 2, "clicks": 1},
+    )
+    assert await broker.replicas([]) == ClusterView({}, {})
+
+
+async def test_topics_without_a_broker_have_no_settings_and_take_none(broker):
+    """Nobody keeps settings here, so there are none to read, and setting one is refused by name."""
+    assert await broker.topic_configs(["orders"]) == {"orders": {}}
+    assert await broker.topic_overrides("orders") == {}
+    with pytest.raises(
+        BrokerDenied, match=r"retention\.ms of topic orders cannot be set: there is no broker"
+    ):
+        await broker.alter_topic("orders", {"retention.ms": "-1"})
+
+
+async def test_replicas_leaves_a_damaged_checkpoint_to_the_look_at_the_log(broker, orders, tmp_path):
     """A damaged checkpoint costs its own partition only: the look at its log fails and names the file."""
     other = tmp_path / "payments-0"
     other.mkdir()
@@ -130,7 +153,9 @@ async def test_led_partitions_leaves_a_damaged_checkpoint_to_the_look_at_the_log
 
     write_segment(payments, 0, batch(0))
 
-    assert await broker.led_partitions([orders, payments]) == {_NAME: 0, payments.topic_partition: 0}
+    view = await broker.replicas([orders, payments])
+    led = Replica(0, is_leader=True)
+    assert view.replicas == {_NAME: led, payments.topic_partition: led}
     with pytest.raises(LocalFileError, match="leader-epoch-checkpoint"):
         read_local_log(payments)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import GOLDEN, batch, golden_log, segment_bytes
+from tests.unit.broker.segment_files import local_segment, one_shot, scan, scan_part, without_tracker, written
 from tieringd.broker.segment_file import (
     READ_BUFFER_BYTES,
     check_broker_indexes,
@@ -29,34 +30,13 @@ from tieringd.formats.index_files import (
     encode_transaction_index,
 )
 from tieringd.formats.record_batch import parse_header
-from tieringd.formats.segment_scan import EndedBy, SegmentScanner
+from tieringd.formats.segment_scan import EndedBy
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.segment import BrokerIndexes, LocalSegment
-
-
-def local_segment(path: Path, base_offset: int, next_offset: int | None) -> LocalSegment:
-    status = path.stat()
-    return LocalSegment(
-        base_offset, next_offset, status.st_size, str(path), status.st_ino, status.st_mtime_ns
-    )
-
-
-def written(tmp_path: Path, data: bytes, base_offset: int = 0, next_offset: int | None = 12) -> LocalSegment:
-    path = tmp_path / f"{base_offset:020d}.log"
-    path.write_bytes(data)
-    return local_segment(path, base_offset, next_offset)
+from tieringd.model.segment import BrokerIndexes, LocalSegment, SegmentSlice
 
 
 def golden_segment(topic: str, base_offset: int, next_offset: int | None) -> LocalSegment:
     return local_segment(GOLDEN / topic / f"{base_offset:020d}.log", base_offset, next_offset)
-
-
-def scan(segment: LocalSegment, **options):
-    fd = open_segment(segment)
-    try:
-        return scan_segment_file(fd, segment, **options)
-    finally:
-        os.close(fd)
 
 
 @contextmanager
@@ -70,15 +50,6 @@ def unprivileged():
     finally:
         if is_root:
             os.seteuid(0)
-
-
-def one_shot(data: bytes, base_offset: int, next_offset: int | None):
-    scanner = SegmentScanner(base_offset, next_offset)
-    return scanner.finish(len(data) - scanner.feed(memoryview(data)))
-
-
-def without_tracker(found):
-    return replace(found, tracker=None)
 
 
 def test_scan_of_a_file_equals_a_scan_of_its_bytes(tmp_path):
@@ -128,7 +99,8 @@ def test_scan_stops_at_what_segment_says_even_when_the_file_grew(tmp_path):
 
 def test_scan_of_an_active_file_stops_at_the_stop_offset(tmp_path):
     """Only whole batches below the stop offset count."""
-    found = scan(written(tmp_path, segment_bytes(0, batches=4) + bytes(5000), 0, None), stop_offset=7)
+    segment = written(tmp_path, segment_bytes(0, batches=4) + bytes(5000), 0, None)
+    found = scan_part(SegmentSlice(segment, 0, 7, is_open=True))
     assert (found.last_offset_found, found.ended_by) == (5, EndedBy.STOP_OFFSET)
 
 
@@ -158,7 +130,7 @@ def test_descriptor_that_cannot_be_read_is_a_local_fault(tmp_path):
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         with pytest.raises(LocalFileError, match="Is a directory"):
-            scan_segment_file(fd, segment)
+            scan_segment_file(fd, SegmentSlice.whole(segment))
     finally:
         os.close(fd)
 

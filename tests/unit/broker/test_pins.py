@@ -1,0 +1,371 @@
+"""Pins on a real filesystem, beside a log that a broker deletes from, truncates and replaces."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.log_writer import LogWriter
+from tieringd.broker.pins import PinDirectory, pin_root
+from tieringd.broker.segment_file import OpenSegment, read_broker_indexes, scan_segment_file
+from tieringd.errors import ConfigError, LocalFileError
+from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.model.local_log import LocalPartition
+from tieringd.model.partition import TopicPartition
+from tieringd.model.segment import SegmentSlice
+
+if TYPE_CHECKING:
+    from tieringd.policies.pinning import Pin
+
+
+@pytest.fixture
+def log_dir(tmp_path):
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def writer(log_dir):
+    """Give a log with two closed segments, 0 to 2 and 3 to 5, and an active one."""
+    writer = LogWriter(log_dir)
+    writer.closed_segment()
+    writer.closed_segment()
+    return writer
+
+
+@pytest.fixture
+def pins(tmp_path, writer):
+    """Give the pin directory of that log's directory; nothing is in it."""
+    return PinDirectory(pin_root(str(tmp_path / "logs"), [str(tmp_path / "pins")]))
+
+
+@pytest.fixture
+def pinned(pins, writer):
+    """Give the pin directory with a pin of each closed segment."""
+    for segment in writer.local_log().closed_segments:
+        pins.make(writer.partition, segment)
+    return pins
+
+
+@contextmanager
+def unprivileged():
+    """Run as nobody where the tests run as root, who may link everything."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+def tree(root: Path) -> dict[str, int]:
+    """Return every file below *root* with its inode."""
+    return {str(each.relative_to(root)): each.stat().st_ino for each in root.rglob("*") if each.is_file()}
+
+
+def delete_as_kafka_does(
+    writer: LogWriter, base_offset: int, next_offset: int, *, step: str = "both"
+) -> None:
+    """Rename a segment's files, and unlink them after the delay; *step* is one of these, or both."""
+    names = [
+        encode_file_name(base_offset, kind) for kind in FileKind if kind is not FileKind.PRODUCER_SNAPSHOT
+    ]
+    for name in (*names, encode_file_name(next_offset, FileKind.PRODUCER_SNAPSHOT)):
+        file, doomed = writer.path / name, writer.path / f"{name}.deleted"
+        if step in ("both", "rename") and file.exists():
+            file.rename(doomed)
+        if step in ("both", "unlink"):
+            doomed.unlink(missing_ok=True)
+
+
+def bounds(found: tuple[Pin, ...]) -> list[tuple[int, int | None, bool]]:
+    return [(each.segment.base_offset, each.segment.next_offset, each.is_held) for each in found]
+
+
+def test_pin_is_the_same_file_under_another_name(pinned, writer):
+    """A pin has the inode, size, times and bounds of the broker's file, and takes no space beside it."""
+    found = pinned.pins(writer.partition)
+    assert bounds(found) == [(0, 3, False), (3, 6, False)]
+    assert [replace(each.segment, path="") for each in found] == [
+        replace(each, path="") for each in writer.local_log().closed_segments
+    ]
+    assert [
+        Path(each.segment.path).samefile(writer.log_path(each.segment.base_offset)) for each in found
+    ] == [
+        True,
+        True,
+    ]
+
+
+def test_pin_brings_its_side_files(pinned, writer):
+    """The indexes and the producer snapshot are found beside a pin as they are beside the broker's file."""
+    for pin, segment in zip(pinned.pins(writer.partition), writer.local_log().closed_segments, strict=True):
+        found = read_broker_indexes(pin.segment)
+        assert found == read_broker_indexes(segment)
+        assert found.offset_index is not None
+        assert found.producer_snapshot == b"producer state"
+
+
+def test_pin_keeps_every_byte_when_the_broker_deletes_the_segment(pinned, writer):
+    """Through rename and unlink the data, checked batch by batch, and the side files stay readable."""
+    before = [read_broker_indexes(each) for each in writer.local_log().closed_segments]
+    delete_as_kafka_does(writer, 0, 3, step="rename")
+    assert bounds(pinned.pins(writer.partition)) == [(0, 3, False), (3, 6, False)], "two names are left"
+    delete_as_kafka_does(writer, 0, 3, step="unlink")
+    delete_as_kafka_does(writer, 3, 6)
+
+    found = pinned.pins(writer.partition)
+    assert bounds(found) == [(0, 3, True), (3, 6, True)]
+    assert writer.bases_on_disk == [6]
+    assert [Path(each.segment.path).read_bytes() for each in found] == [writer.data_of(0), writer.data_of(3)]
+    assert [read_broker_indexes(each.segment) for each in found] == before
+    for each in found:
+        file = OpenSegment.open(each.segment)
+        try:
+            file.require_unchanged()
+            assert scan_segment_file(file.fd, SegmentSlice.whole(each.segment)).record_count == 3
+        finally:
+            file.close()
+
+
+def test_truncation_in_place_shows_through_a_pin_and_is_noticed(pinned, writer):
+    """A pin is the same file: what a follower cuts off is gone from it, and whoever looked before is told."""
+    (before, _) = pinned.pins(writer.partition)
+    file = OpenSegment.open(before.segment)
+    try:
+        writer.truncate(0)
+        with pytest.raises(LocalFileError, match="changed after it was listed"):
+            file.require_unchanged()
+    finally:
+        file.close()
+    after = pinned.pins(writer.partition)[0].segment
+    assert (after.size_bytes, after.inode) == (0, before.segment.inode)
+    assert after.identity != before.segment.identity
+
+
+def test_pin_keeps_the_old_bytes_when_the_broker_replaces_the_file(pinned, writer):
+    """Compaction puts another file in a segment's place; the pin has the one it was made of."""
+    cleaned = writer.path / f"{encode_file_name(0, FileKind.LOG)}.cleaned"
+    cleaned.write_bytes(b"other bytes")
+    cleaned.rename(writer.log_path(0))
+    (pin, _) = pinned.pins(writer.partition)
+    assert pin.is_held
+    assert Path(pin.segment.path).read_bytes() == writer.data_of(0)
+    assert pin.segment.inode != writer.local_log().segments[0].inode
+
+
+def test_pin_can_be_made_twice(pinned, writer, tmp_path):
+    """A second round, or one after a crash, finds its pins made."""
+    before = tree(tmp_path / "pins")
+    for segment in writer.local_log().closed_segments:
+        pinned.make(writer.partition, segment)
+    assert tree(tmp_path / "pins") == before
+
+
+@pytest.mark.parametrize("gone", [".log", ".index", ".snapshot"])
+def test_pin_without_a_side_file_is_a_pin_and_without_its_log_is_nothing(pins, writer, gone, tmp_path):
+    """A broker that deletes meanwhile leaves no half of a pin: it is known by its log alone."""
+    segment = writer.local_log().closed_segments[0]
+    for each in writer.path.glob(f"*{gone}"):
+        each.unlink()
+    pins.make(writer.partition, segment)
+    found = pins.pins(writer.partition)
+    if gone == ".log":
+        assert (found, list((tmp_path / "pins").iterdir())) == ((), [])
+    else:
+        assert bounds(found) == [(0, 3, False)]
+
+
+def test_lost_race_for_one_segment_leaves_the_pins_of_others(pinned, writer):
+    """What is cleared after a lost race is that segment's, and its neighbours keep theirs."""
+    writer.closed_segment()
+    gone = writer.local_log().closed_segments[2]
+    writer.log_path(gone.base_offset).unlink()
+    before = tree(Path(pinned.root))
+    pinned.make(writer.partition, gone)
+    assert tree(Path(pinned.root)) == before
+
+
+def test_release_removes_a_pin_with_its_side_files_and_leaves_the_others(pinned, writer, tmp_path):
+    """Each pin goes with all that belongs to it, and the last one takes the directory along."""
+    first, second = pinned.pins(writer.partition)
+    pinned.release(writer.partition, [first])
+    assert pinned.pins(writer.partition) == (second,)
+    left = {Path(name).name for name in tree(tmp_path / "pins")}
+    assert left == {
+        f"{3:020d}-{6:020d}.log",
+        f"{3:020d}-{6:020d}.index",
+        f"{3:020d}-{6:020d}.timeindex",
+        f"{6:020d}.snapshot",
+    }
+    pinned.release(writer.partition, [second])
+    assert list((tmp_path / "pins").iterdir()) == []
+    assert pinned.pins(writer.partition) == ()
+
+
+def test_release_of_a_pin_that_is_gone_is_nothing(pinned, writer):
+    """A crash in the middle of a release is made good by the next."""
+    found = pinned.pins(writer.partition)
+    for _ in range(2):
+        pinned.release(writer.partition, found)
+    assert pinned.pins(writer.partition) == ()
+
+
+def test_release_frees_what_only_a_pin_held_and_nothing_of_the_broker(pinned, writer):
+    """The held file is gone for good, and one that the broker has stays whole."""
+    delete_as_kafka_does(writer, 0, 3)
+    pinned.release(writer.partition, pinned.pins(writer.partition))
+    assert writer.log_path(3).read_bytes() == writer.data_of(3)
+    assert writer.log_path(3).stat().st_nlink == 1
+
+
+def test_pins_are_listed_oldest_first_and_nothing_else_is_taken_for_one(pinned, writer):
+    """Names of another shape are left alone, in the listing and on disk."""
+    directory = Path(pinned.pins(writer.partition)[0].segment.path).parent
+    for name in ("notes.txt", f"{0:020d}.log", f"{0:020d}-{3:020d}.log.tmp", f"x{0:020d}-{9:020d}.log"):
+        (directory / name).write_bytes(b"")
+    found = pinned.pins(writer.partition)
+    assert bounds(found) == [(0, 3, False), (3, 6, False)]
+    pinned.release(writer.partition, found)
+    assert (directory / "notes.txt").exists(), "a directory that is not empty stays"
+
+
+def test_partitions_and_incarnations_have_directories_of_their_own(pinned, writer, log_dir):
+    """A topic that was created again under the same name has no pins yet."""
+    again = replace(writer.partition, topic_id="another-incarnation-id")
+    neighbour = replace(writer.partition, topic_partition=TopicPartition("orders", 1))
+    assert pinned.pins(again) == pinned.pins(neighbour) == ()
+    assert pinned.others([writer.partition]) == set()
+    (path,) = pinned.others([again, neighbour])
+    assert Path(path) == Path(pinned.pins(writer.partition)[0].segment.path).parent
+
+
+def test_others_are_removed_with_everything_in_them(pinned, writer, tmp_path):
+    """The pins of a deleted partition go as a whole; a file beside them is none of a partition."""
+    (tmp_path / "pins" / "README").write_text("not a partition's")
+    for path in pinned.others([]):
+        pinned.remove(path)
+    assert [each.name for each in (tmp_path / "pins").iterdir()] == ["README"]
+    assert pinned.others([]) == set()
+    assert writer.log_path(0).exists()
+
+
+def test_root_that_is_gone_has_no_pins_and_is_made_again(pins, writer, tmp_path):
+    """Whoever removes the pin directory loses the pins, and not the pinning."""
+    (tmp_path / "pins").rmdir()
+    assert pins.others([]) == set()
+    assert pins.pins(writer.partition) == ()
+    pins.make(writer.partition, writer.local_log().segments[0])
+    assert bounds(pins.pins(writer.partition)) == [(0, 3, False)]
+
+
+def test_nothing_is_ever_written_inside_the_log_directory(pins, writer, log_dir):
+    """From the first pin to the last release the log directory has the same names and files."""
+    before = tree(log_dir), sorted(each.name for each in log_dir.iterdir())
+
+    def seen():
+        return tree(log_dir), sorted(each.name for each in log_dir.iterdir())
+
+    for segment in writer.local_log().closed_segments:
+        pins.make(writer.partition, segment)
+        assert seen() == before
+    pins.release(writer.partition, pins.pins(writer.partition)[:1])
+    assert seen() == before
+    for path in pins.others([]):
+        pins.remove(path)
+    assert seen() == before
+
+
+def test_pin_that_may_not_be_made_names_the_file_and_the_way_out(pins, writer, tmp_path):
+    """Without the right to it a pin fails with a reason, and the broker's file is as it was."""
+    segment = writer.local_log().segments[0]
+    (tmp_path / "pins").chmod(0o555)
+    with (
+        unprivileged(),
+        pytest.raises(LocalFileError, match=r"cannot be pinned in .*broker's user") as caught,
+    ):
+        pins.make(writer.partition, segment)
+    assert caught.value.path == segment.path
+    assert writer.log_path(0).stat().st_nlink == 1
+
+
+def test_pin_directory_that_cannot_be_used_is_a_local_fault(pinned, writer, tmp_path):
+    """A file in a directory's place, or one that may not be changed, is named in the error."""
+    found = pinned.pins(writer.partition)
+    directory = Path(found[0].segment.path).parent
+    directory.chmod(0o555)
+    (tmp_path / "pins").chmod(0o555)
+    with unprivileged():
+        with pytest.raises(LocalFileError, match="cannot be changed: Permission denied") as caught:
+            pinned.release(writer.partition, found)
+        assert caught.value.path == str(directory)
+        with pytest.raises(LocalFileError, match="cannot be removed: Permission denied"):
+            pinned.remove(str(directory))
+    assert pinned.pins(writer.partition) == found
+
+    file = tmp_path / "a-file"
+    file.write_bytes(b"")
+    with pytest.raises(LocalFileError, match="cannot be read: Not a directory"):
+        PinDirectory(str(file)).others([])
+    with pytest.raises(LocalFileError, match="cannot be read: Not a directory"):
+        PinDirectory(str(file)).pins(writer.partition)
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """Give a directory on another filesystem; the tests need a tmpfs at /dev/shm that is not /tmp's."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as path:
+        assert Path(path).stat().st_dev != tmp_path.stat().st_dev, "needs two filesystems"
+        yield path
+
+
+def test_root_is_the_first_directory_on_the_log_s_filesystem(tmp_path, log_dir, writer, elsewhere):
+    """Hard links reach no other filesystem, so a candidate there is passed over; one here is made."""
+    first, second = str(tmp_path / "a" / "b"), str(tmp_path / "c")
+    assert pin_root(str(log_dir), [f"{elsewhere}/pins", first, second]) == first
+    assert Path(first).is_dir()
+    assert not Path(second).exists()
+
+
+def test_root_that_cannot_be_made_is_passed_over(tmp_path, log_dir, writer):
+    """A candidate below a file is none, and the next one is taken."""
+    file = tmp_path / "a-file"
+    file.write_bytes(b"")
+    assert pin_root(str(log_dir), [f"{file}/pins", str(tmp_path / "pins")]) == str(tmp_path / "pins")
+
+
+def test_root_on_another_filesystem_is_refused(log_dir, writer, elsewhere):
+    """Without a directory in reach of hard links nothing can be pinned, and the error says what to set."""
+    with pytest.raises(ConfigError, match=r"on the filesystem of .*Set broker\.pin_directory") as caught:
+        pin_root(str(log_dir), [f"{elsewhere}/pins"])
+    assert elsewhere in str(caught.value)
+    assert str(log_dir) in str(caught.value)
+
+
+def test_root_for_a_log_directory_that_is_not_there_is_refused(tmp_path):
+    """A broker that never started has no filesystem to link on yet."""
+    with pytest.raises(ConfigError, match=r"logs cannot be read: No such file.*Start the broker first"):
+        pin_root(str(tmp_path / "logs"), [str(tmp_path / "pins")])
+    assert not (tmp_path / "pins").exists()
+
+
+def test_link_to_another_filesystem_fails_by_name(writer, elsewhere):
+    """Should a filesystem change under a root, the pin says so instead of copying."""
+    segment = writer.local_log().segments[0]
+    with pytest.raises(LocalFileError, match="cannot be pinned in"):
+        PinDirectory(elsewhere).make(writer.partition, segment)
+
+
+def test_partition_of_another_log_directory_may_have_the_same_name(tmp_path, pinned, writer):
+    """Each log directory has a root of its own, so what is held here says nothing of there."""
+    there = LocalPartition(writer.name, writer.partition.topic_id, "/other/orders-0", "/other")
+    other = PinDirectory(pin_root(str(tmp_path / "logs"), [str(tmp_path / "other-pins")]))
+    assert other.pins(there) == ()
+    assert len(pinned.pins(writer.partition)) == 2

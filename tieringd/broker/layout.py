@@ -1,0 +1,205 @@
+"""
+The layout seam: how one kind of broker lays its logs out on disk.
+
+Everything above works on Kafka's offsets and Kafka's batches. Kafka's own files are that
+already; Redpanda's are re-framed into a spool file first. Calls block; services make them in a
+thread.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from tieringd.broker.redpanda_log_dir import RedpandaLogs, UnknownTranslationError, scan_redpanda_dirs
+from tieringd.broker.redpanda_segment_file import (
+    reframe_segment_file,
+    scan_redpanda_transactions,
+    translation_of,
+)
+from tieringd.broker.rescan import LogDirRescan
+from tieringd.broker.segment_file import OpenSegment, open_segment, read_broker_indexes, scan_transactions
+from tieringd.errors import LocalFileError
+from tieringd.model.segment import BrokerIndexes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tieringd.broker.log_dir import LogDirScan
+    from tieringd.broker.segment_file import LogWalk
+    from tieringd.formats.transactions import TransactionTracker
+    from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.offset_translation import OffsetTranslation
+    from tieringd.model.segment import LocalSegment
+
+
+class Layout(Protocol):
+    """What differs between the brokers' files. Errors are those of the functions behind it."""
+
+    def scan(self, paths: Sequence[str]) -> LogDirScan:
+        """Find the partitions in the log directories *paths*."""
+
+    def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
+        """Return the segments of a partition, with Kafka's offsets."""
+
+    def open(self, segment: LocalSegment) -> OpenSegment:
+        """Open a segment's batches as Kafka has them; the caller closes it."""
+
+    def scan_transactions(
+        self, segment: LocalSegment, tracker: TransactionTracker, *, position: int, next_offset: int
+    ) -> LogWalk:
+        """Take the transactions of a segment into *tracker*, from *position* and *next_offset* on."""
+
+    def side_files(self, segment: LocalSegment) -> BrokerIndexes:
+        """Return the broker's own side files of a segment; None for each that is not there."""
+
+    def needs_archive(self, partition: LocalPartition) -> bool:
+        """Say whether the last look at a partition failed for want of a translation."""
+
+    def translation_at(self, log: LocalLog, offset: int) -> OffsetTranslation | None:
+        """Return what is worth remembering of the offsets at *offset*, where a segment begins."""
+
+
+class KafkaLayout:
+    """
+    Kafka's own log directories.
+
+    It remembers what it saw, so one instance serves one daemon, and one thread at a time looks.
+    """
+
+    def __init__(self) -> None:
+        self._rescan = LogDirRescan()
+
+    def scan(self, paths: Sequence[str]) -> LogDirScan:
+        """See `Layout.scan`."""
+        return self._rescan.scan(paths)
+
+    def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
+        """See `Layout.read_log`."""
+        del known
+        return self._rescan.read(partition)
+
+    def open(self, segment: LocalSegment) -> OpenSegment:
+        """See `Layout.open`."""
+        return OpenSegment.open(segment)
+
+    def scan_transactions(
+        self, segment: LocalSegment, tracker: TransactionTracker, *, position: int, next_offset: int
+    ) -> LogWalk:
+        """See `Layout.scan_transactions`."""
+        return scan_transactions(segment, tracker, position=position, next_offset=next_offset)
+
+    def side_files(self, segment: LocalSegment) -> BrokerIndexes:
+        """See `Layout.side_files`."""
+        return read_broker_indexes(segment)
+
+    def needs_archive(self, partition: LocalPartition) -> bool:
+        """Say no."""
+        del partition
+        return False
+
+    def translation_at(self, log: LocalLog, offset: int) -> OffsetTranslation | None:
+        """Return None: Kafka's offsets need no translation."""
+        del log, offset
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledSegment(OpenSegment):
+    """A Redpanda segment's Kafka form in an unlinked file, beside the file that it was made from."""
+
+    source_fd: int
+    source: LocalSegment
+
+    def close(self) -> None:
+        """Close both files; the spool's room is free then."""
+        os.close(self.fd)
+        os.close(self.source_fd)
+
+    def require_unchanged(self) -> None:
+        """
+        Compare Redpanda's file with the scan of its directory.
+
+        Raises:
+            LocalFileError: It has other bytes now, or another file has its place.
+        """
+        OpenSegment(self.source_fd, self.source).require_unchanged()
+
+
+class RedpandaLayout:
+    """
+    Redpanda's data directories; closed segments only.
+
+    It remembers what it counted in each file, so one instance serves one daemon. Each open
+    segment takes its size of room in the spool directory.
+    """
+
+    def __init__(self, spool_directory: str) -> None:
+        self._spool_directory = spool_directory
+        self._logs = RedpandaLogs()
+        self._untranslated: set[str] = set()
+
+    def scan(self, paths: Sequence[str]) -> LogDirScan:
+        """See `Layout.scan`."""
+        return scan_redpanda_dirs(paths)
+
+    def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
+        """See `Layout.read_log`."""
+        self._untranslated.discard(partition.path)
+        try:
+            return replace(self._logs.read_local_log(partition, known), is_reframed=True)
+        except UnknownTranslationError:
+            self._untranslated.add(partition.path)
+            raise
+
+    def open(self, segment: LocalSegment) -> OpenSegment:
+        """See `Layout.open`; it writes the whole segment's Kafka form to the spool."""
+        source_fd = open_segment(segment)
+        try:
+            spool_fd = self._spool()
+            try:
+                there = reframe_segment_file(source_fd, segment, spool_fd)
+            except BaseException:
+                os.close(spool_fd)
+                raise
+        except BaseException:
+            os.close(source_fd)
+            raise
+        return SpooledSegment(spool_fd, there, source_fd, segment)
+
+    def scan_transactions(
+        self, segment: LocalSegment, tracker: TransactionTracker, *, position: int, next_offset: int
+    ) -> LogWalk:
+        """See `Layout.scan_transactions`; always from the segment's beginning."""
+        assert (position, next_offset) == (0, segment.base_offset), "parts of a segment are not uploaded"
+        return scan_redpanda_transactions(segment, tracker)
+
+    def side_files(self, segment: LocalSegment) -> BrokerIndexes:
+        """Return none: Redpanda's indexes speak of other offsets and positions."""
+        del segment
+        return BrokerIndexes()
+
+    def needs_archive(self, partition: LocalPartition) -> bool:
+        """See `Layout.needs_archive`."""
+        return partition.path in self._untranslated
+
+    def translation_at(self, log: LocalLog, offset: int) -> OffsetTranslation | None:
+        """See `Layout.translation_at`."""
+        for segment in log.segments:
+            if segment.base_offset == offset:
+                return translation_of(segment)
+        return None
+
+    def _spool(self) -> int:
+        try:
+            os.makedirs(self._spool_directory, exist_ok=True)  # noqa: PTH103 - paths are text throughout this layer
+            fd, path = tempfile.mkstemp(dir=self._spool_directory)
+            os.unlink(path)  # noqa: PTH108 - likewise
+        except OSError as error:
+            raise LocalFileError(
+                f"no segment can be spooled in {self._spool_directory}: {error.strerror}",
+                path=self._spool_directory,
+            ) from error
+        return fd

@@ -1,0 +1,373 @@
+"""
+What lies in a Redpanda data directory: partitions first, then the segments of one.
+
+The result is the same model as of `broker.log_dir`, with these differences underneath:
+
+- Offsets in file names are raw (see `model.offset_translation`); those in the result are Kafka's.
+  A segment that holds nothing of Kafka's, only the record of an election, is left out.
+- The topic id is made from the directory's revision, and the leader epochs are the terms in
+  the file names, from the first segment that is left.
+- The directory does not say whose it is: `cluster_id` and `node_id` are None.
+
+The delta of each segment's base comes from one of these, whichever is there:
+
+1. the log begins at raw offset 0, where it is 0;
+2. a translation that is known of any place in the log: one that was stored with the archive, or
+   one that `find_translation` has found by comparing local batches with some that the broker
+   served. Where every base is known, no file is opened;
+3. headers in between, which are walked once and remembered as long as the file stays the same.
+
+A log that was trimmed, or that was recovered from object storage, has only the second. Redpanda
+keeps the delta in its own key-value store and in raft snapshots; neither is read here.
+
+Read only. Functions here block; services call them in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from tieringd.broker.log_dir import LogDirScan
+from tieringd.broker.redpanda_segment_file import RawSegment, uncounted_offsets
+from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.log_names import is_topic_name
+from tieringd.formats.redpanda_names import (
+    CLIENTS_NAMESPACE,
+    KNOWN_VERSION,
+    RawFileKind,
+    is_set_aside,
+    parse_partition_directory,
+    parse_raw_file_name,
+    topic_id_of,
+)
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.offset_translation import LOG_BEGINNING, OffsetTranslation
+from tieringd.model.partition import TopicPartition
+from tieringd.model.segment import LocalSegment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from tieringd.model.segment import EpochStart
+
+_LISTING_ATTEMPTS: Final = 3
+
+_Count: TypeAlias = tuple[tuple[int, int, int], int | None]
+"""A file's identity, and the raw offset up to which it was counted; None for its end."""
+
+
+class UnknownTranslationError(LocalFileError):
+    """Nothing tells which Kafka offsets the log has: ask the broker for some of its batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawLog:
+    """The segments of one partition's directory, ascending by raw offset, the active one last."""
+
+    partition: LocalPartition
+    segments: tuple[RawSegment, ...]
+
+
+def scan_redpanda_dirs(paths: Sequence[str]) -> LogDirScan:
+    """
+    Find the partitions of clients' topics in the data directories *paths*.
+
+    A partition that was deleted or moved away, and came back, may have several directories for
+    a while: the highest revision is the partition, the others are left alone.
+    """
+    found: dict[TopicPartition, tuple[int, LocalPartition]] = {}
+    left_alone: list[str] = []
+    problems: list[LocalFileError] = []
+    for data_dir in paths:
+        try:
+            for name in _directories(data_dir):
+                if name != CLIENTS_NAMESPACE:
+                    left_alone.append(f"{data_dir}/{name}")
+                    continue
+                for revision, partition in _partitions(data_dir, left_alone, problems):
+                    known = found.get(partition.topic_partition)
+                    newest = (revision, partition)
+                    if known is not None:
+                        older, newest = sorted((known, newest), key=lambda each: each[0])
+                        left_alone.append(older[1].path)
+                    found[partition.topic_partition] = newest
+        except LocalFileError as error:
+            problems.append(error)
+    return LogDirScan(
+        partitions=tuple(partition for _, partition in found.values()),
+        cluster_id=None,
+        node_id=None,
+        left_alone=tuple(left_alone),
+        problems=tuple(problems),
+    )
+
+
+def read_raw_log(partition: LocalPartition) -> RawLog:
+    """
+    Return the segments of *partition*'s directory, as they were at one moment.
+
+    Raises:
+        LocalFileError: The directory vanished or is changing, a file in it cannot be read, or
+            Redpanda has set a segment aside; *path* says which.
+    """
+    failure: LocalFileError | None = None
+    for _ in range(_LISTING_ATTEMPTS):
+        try:
+            return _look(partition)
+        except _ChangedError as error:
+            failure = error
+    assert failure is not None
+    raise failure
+
+
+class RedpandaLogs:
+    """
+    Reads logs with Kafka offsets, and remembers what it counted in each file.
+
+    One per data directory, and one caller at a time for each partition. What is remembered is a
+    cache: it is dropped when a file changes, and counted again after a restart.
+    """
+
+    def __init__(self) -> None:
+        self._counted: dict[str, dict[_Count, int]] = {}
+
+    def read_local_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation] = ()) -> LocalLog:
+        """
+        Return the segments of *partition* with Kafka offsets.
+
+        *known* are translations of places in this log, or before it, in any order.
+
+        Raises:
+            UnknownTranslationError: The log does not begin at raw offset 0, and nothing in
+                *known* is of a place in it.
+            CorruptDataError: A header is damaged, or two translations contradict each other.
+            LocalFileError: As for `read_raw_log`, or a closed segment is not whole yet.
+        """
+        return self.translated(read_raw_log(partition), known)
+
+    def translated(self, raw: RawLog, known: Iterable[OffsetTranslation] = ()) -> LocalLog:
+        """See `read_local_log`, for a log that was listed before."""
+        identities = {segment.identity for segment in raw.segments}
+        counted = self._counted.get(raw.partition.path, {})
+        counted = {key: count for key, count in counted.items() if key[0] in identities}
+        self._counted[raw.partition.path] = counted
+        bases = _Bases(raw, counted)
+        bases.note({LOG_BEGINNING, *known})
+        bases.fill()
+        return _with_kafka_offsets(raw, bases.deltas)
+
+    def forget(self, partition: LocalPartition) -> None:
+        """Drop what is remembered of a partition that is not archived from here any more."""
+        self._counted.pop(partition.path, None)
+
+
+class _Bases:
+    """The deltas at the bases of one log's segments, while they are worked out."""
+
+    def __init__(self, raw: RawLog, counted: dict[_Count, int]) -> None:
+        self._raw = raw
+        self._counted = counted
+        self.deltas: dict[int, int] = {}
+
+    def note(self, known: Iterable[OffsetTranslation]) -> None:
+        """Take in each known place as the delta at the base of the segment that it is in."""
+        for place in sorted(known):
+            holding = [each for each in self._raw.segments if each.raw_base_offset <= place.raw_offset]
+            if not holding:
+                continue
+            segment = holding[-1]
+            delta = place.delta
+            if place.raw_offset > segment.raw_base_offset:
+                if segment.raw_base_offset in self.deltas:
+                    # Walking to a place in the middle costs a look at each batch before it.
+                    continue
+                delta -= self._uncounted(segment, place.raw_offset)
+            if self.deltas.setdefault(segment.raw_base_offset, delta) != delta:
+                raise self._contradiction(segment, self.deltas[segment.raw_base_offset], delta)
+        if self._raw.segments and not self.deltas:
+            path, first = self._raw.partition.path, self._raw.segments[0].raw_base_offset
+            raise UnknownTranslationError(
+                f"{path} begins at Redpanda's own offset {first}; which Kafka offset that is, is not known",
+                path=path,
+            )
+
+    def fill(self) -> None:
+        """
+        Count from the known bases to all others, and see that they agree.
+
+        Raises:
+            CorruptDataError: They do not: then an offset would be wrong for good in the archive.
+        """
+        pairs = tuple(pairwise(self._raw.segments))
+        for segment, following in pairs:
+            if segment.raw_base_offset in self.deltas and following.raw_base_offset not in self.deltas:
+                self.deltas[following.raw_base_offset] = self._after(segment)
+        for segment, following in reversed(pairs):
+            if segment.raw_base_offset not in self.deltas:
+                delta = self.deltas[following.raw_base_offset] - self._uncounted(segment)
+                self.deltas[segment.raw_base_offset] = delta
+        for segment, following in pairs:
+            delta, next_delta = (
+                self.deltas[segment.raw_base_offset],
+                self.deltas[following.raw_base_offset],
+            )
+            span = following.raw_base_offset - segment.raw_base_offset
+            is_counted = (segment.identity, None) in self._counted
+            if not 0 <= next_delta - delta <= span or (is_counted and self._after(segment) != next_delta):
+                raise self._contradiction(following, self._after(segment), next_delta)
+        for segment in self._raw.segments:
+            delta = self.deltas[segment.raw_base_offset]
+            if not 0 <= delta <= segment.raw_base_offset:
+                raise self._contradiction(segment, 0, delta)
+
+    def _after(self, segment: RawSegment) -> int:
+        return self.deltas[segment.raw_base_offset] + self._uncounted(segment)
+
+    def _uncounted(self, segment: RawSegment, before: int | None = None) -> int:
+        key = (segment.identity, before)
+        if key not in self._counted:
+            self._counted[key] = uncounted_offsets(segment, before=before)
+        return self._counted[key]
+
+    def _contradiction(self, segment: RawSegment, delta: int, other: int) -> CorruptDataError:
+        return CorruptDataError(
+            f"raw offset {segment.raw_base_offset} cannot be translated: {delta} and {other} offsets before "
+            "it are not Kafka's, it is said",
+            source=segment.path,
+        )
+
+
+def _with_kafka_offsets(raw: RawLog, deltas: Mapping[int, int]) -> LocalLog:
+    bases = [each.raw_base_offset - deltas[each.raw_base_offset] for each in raw.segments]
+    segments: list[LocalSegment] = []
+    epochs: list[EpochStart] = []
+    for segment, base_offset, next_offset in zip(raw.segments, bases, [*bases[1:], None], strict=False):
+        if segment.leader_epoch > (epochs[-1][0] if epochs else -1):
+            if epochs and epochs[-1][1] == base_offset:
+                # The leader before was elected and wrote nothing.
+                epochs.pop()
+            epochs.append((segment.leader_epoch, base_offset))
+        if next_offset != base_offset:
+            segments.append(
+                LocalSegment(
+                    base_offset=base_offset,
+                    next_offset=next_offset,
+                    size_bytes=segment.size_bytes,
+                    path=segment.path,
+                    inode=segment.inode,
+                    modified_ns=segment.modified_ns,
+                )
+            )
+    return LocalLog(raw.partition, tuple(segments), tuple(epochs))
+
+
+class _ChangedError(LocalFileError):
+    """The directory changed while it was listed."""
+
+
+def _look(partition: LocalPartition) -> RawLog:
+    """List the segments of one directory, and make sure that they were all there together."""
+    path = partition.path
+    found: list[tuple[int, int, str, os.stat_result]] = []
+    with _naming(path):
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with _naming(path), os.scandir(directory) as entries:
+            before = os.fstat(directory).st_mtime_ns
+            for entry in entries:
+                file_path = f"{path}/{entry.name}"
+                if is_set_aside(entry.name):
+                    raise LocalFileError(
+                        f"{file_path} was set aside by Redpanda: a part of the log is missing",
+                        path=file_path,
+                        hint="Restore the partition from another replica, or delete it from this broker",
+                    )
+                name = parse_raw_file_name(entry.name)
+                if name is None or name.kind is not RawFileKind.LOG:
+                    continue
+                if name.version != KNOWN_VERSION:
+                    raise LocalFileError(
+                        f"{file_path} is a segment of version {name.version}, which is not supported",
+                        path=file_path,
+                        hint="Update this daemon: a newer Redpanda may have written the log",
+                    )
+                found.append((name.raw_base_offset, name.leader_epoch, file_path, _status(entry, file_path)))
+            if os.fstat(directory).st_mtime_ns != before:
+                raise _ChangedError(f"{path} changed while it was read", path=path)
+    finally:
+        os.close(directory)
+    return RawLog(partition, _chained(sorted(found, key=itemgetter(0, 1))))
+
+
+def _chained(found: Sequence[tuple[int, int, str, os.stat_result]]) -> tuple[RawSegment, ...]:
+    """Return the segments of files that ascend by raw offset; each ends where the next begins."""
+    nexts = [*(raw_base_offset for raw_base_offset, _, _, _ in found[1:]), None]
+    return tuple(
+        RawSegment(
+            raw_base_offset=raw_base_offset,
+            next_raw_offset=next_raw_offset,
+            leader_epoch=leader_epoch,
+            size_bytes=status.st_size,
+            path=file_path,
+            inode=status.st_ino,
+            modified_ns=status.st_mtime_ns,
+        )
+        for (raw_base_offset, leader_epoch, file_path, status), next_raw_offset in zip(
+            found, nexts, strict=False
+        )
+    )
+
+
+def _status(entry: os.DirEntry[str], file_path: str) -> os.stat_result:
+    try:
+        status = entry.stat()
+    except FileNotFoundError as error:
+        raise _ChangedError(f"{file_path} vanished while its directory was read", path=file_path) from error
+    if not stat.S_ISREG(status.st_mode):
+        raise LocalFileError(f"{file_path} is not a regular file", path=file_path)
+    return status
+
+
+def _partitions(
+    data_dir: str, left_alone: list[str], problems: list[LocalFileError]
+) -> Iterator[tuple[int, LocalPartition]]:
+    """Yield each partition's directory with its revision."""
+    namespace = f"{data_dir}/{CLIENTS_NAMESPACE}"
+    for topic in _directories(namespace):
+        if not is_topic_name(topic):
+            left_alone.append(f"{namespace}/{topic}")
+            continue
+        try:
+            names = _directories(f"{namespace}/{topic}")
+        except LocalFileError as error:
+            problems.append(error)
+            continue
+        for name in names:
+            path = f"{namespace}/{topic}/{name}"
+            parsed = parse_partition_directory(name)
+            if parsed is None:
+                left_alone.append(path)
+                continue
+            number, revision = parsed
+            partition = TopicPartition(topic, number)
+            yield revision, LocalPartition(partition, topic_id_of(revision), path, data_dir)
+
+
+def _directories(path: str) -> list[str]:
+    with _naming(path), os.scandir(path) as entries:
+        return [entry.name for entry in entries if entry.is_dir()]
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Turn an operating system's error about *path* into one that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise LocalFileError(f"{path} cannot be read: {error.strerror or error}", path=path) from error
