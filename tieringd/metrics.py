@@ -41,6 +41,16 @@ class Metrics:
         self.lag_seconds = gauge(
             "upload_lag_seconds", "Age of the oldest closed segment that is not durable yet", _PARTITION
         )
+        self.seconds_to_loss = gauge(
+            "seconds_to_loss",
+            "Until the broker's own retention deletes something that is not durable; +Inf when it will not",
+            _PARTITION,
+        )
+        self.held_seconds = gauge(
+            "upload_held_by_transaction_seconds",
+            "How long a closed segment has waited for an open transaction to end, 0 when none does",
+            _PARTITION,
+        )
         self.next_offset = gauge(
             "archive_next_offset", "First offset that the manifest does not cover", _PARTITION
         )
@@ -48,6 +58,18 @@ class Metrics:
             "archive_gap_offsets", "Offsets recorded as lost before they could be copied", _PARTITION
         )
         self.led_partitions = gauge("led_partitions", "Partitions that this daemon archives")
+        self.followed_partitions = gauge(
+            "followed_partitions", "Partitions that another broker leads and this one could take over"
+        )
+        self.upload_share = gauge(
+            "upload_share_ratio",
+            "Part of the partitions of all archived topics of this broker that it leads, 0 to 1",
+        )
+        self.paused_topics = gauge("paused_topics", "Topics of this broker that an operator has paused")
+        self.pinned_bytes = gauge(
+            "pinned_bytes", "Bytes that only our pins hold: the broker has deleted them, undurable"
+        )
+        self.pinned_segments = gauge("pinned_segments", "Segments that only our pins hold")
         self.quarantined_partitions = gauge(
             "quarantined_partitions", "Partitions held back because their local data is corrupt"
         )
@@ -65,7 +87,13 @@ class Metrics:
         self.trims = counter("trimmed_segments", "Local segments let go", ("topic",))
         self.trimmed_bytes = counter("trimmed_bytes", "Bytes of local segments let go", ("topic",))
         self.trim_failures = counter("trim_failures", "Trims that were refused or failed", ("topic", "error"))
+        self.replaced_offsets = counter(
+            "archive_replaced_offsets", "Offsets replaced after an unclean leader election", ("topic",)
+        )
         self.gaps = counter("archive_gaps", "Gaps recorded in manifests", ("topic",))
+
+        self.pin_failures = counter("pin_failures", "Pins that could not be made or removed", ())
+        self.pins_given_up = counter("pins_given_up", "Pins removed at their limit: data that is lost", ())
 
         self.store_requests = counter(
             "store_requests", "Object store requests by outcome", ("operation", "outcome")
@@ -77,6 +105,14 @@ class Metrics:
             ("operation",),
             buckets=_REQUEST_SECONDS,
             registry=self.registry,
+        )
+        self.upload_shares = gauge("upload_shares", "Shares that the upload controller gives to uploads")
+        self.upload_controller_error = gauge(
+            "upload_controller_error",
+            "Setpoint less backlog, in thousandths of the disk that was free at start",
+        )
+        self.upload_backlog_bytes = gauge(
+            "upload_backlog_bytes", "Backlog that the upload controller acts on"
         )
         self.oldest_upload_seconds = gauge(
             "oldest_upload_in_flight_seconds", "Age of the oldest upload in flight, 0 when there is none"
@@ -93,6 +129,8 @@ class Metrics:
             self.pending_bytes,
             self.pending_segments,
             self.lag_seconds,
+            self.held_seconds,
+            self.seconds_to_loss,
             self.next_offset,
             self.gap_offsets,
         ):

@@ -6,34 +6,46 @@ And short words for what tests do with them: look at a log, archive it, read it 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
+from tieringd.broker.layout import KafkaLayout
 from tieringd.config import TopicConfig, parse_config
 from tieringd.daemon.assembly import Archive
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload_control import UploadPace
 from tieringd.services.archive_reader import ArchiveReader
 from tieringd.services.archiver import Archiver
+from tieringd.services.bookkeeper import Bookkeeper
 from tieringd.services.catalog import Catalog
+from tieringd.services.follower import Follower
 from tieringd.services.manifest_store import ManifestStore
 from tieringd.services.observation import Observation
+from tieringd.services.observer import Observer
+from tieringd.services.pinner import Pinner
 from tieringd.services.reconciler import Reconciler
 from tieringd.services.record_reader import RecordReader
 from tieringd.services.remote_log import RemoteLog
+from tieringd.services.retention_manager import RetentionManager
+from tieringd.services.topic_registry import TopicRegistry
+from tieringd.services.upload_gate import UploadGate
 from tieringd.services.verifier import Verifier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.fakes.log_writer import LogWriter
     from tieringd.broker.base import Broker
+    from tieringd.broker.pins import PinDirectory
     from tieringd.config import Config
     from tieringd.model.manifest import PartitionManifest
+    from tieringd.services.manifest_store import StoredManifest
     from tieringd.storage.base import ObjectStore
 
 
@@ -46,6 +58,21 @@ class Clock:
     def __call__(self) -> int:
         """Return the time."""
         return self.now_ms
+
+
+class _LoopTimers:
+    """The running loop's clock, for a gate that is built before any loop runs."""
+
+    def time(self) -> float:
+        """Return the loop's time; 0 before there is one."""
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:
+            return 0.0
+
+    def call_at(self, when: float, callback: Callable[[float], object], argument: float, /) -> Any:
+        """Arrange for a call on the running loop."""
+        return asyncio.get_running_loop().call_at(when, callback, argument)
 
 
 def tiered_config(log_dir: Path, *, target_bytes: int = -1, interval_ms: int = 500) -> Config:
@@ -75,12 +102,16 @@ def archive_in(
     """Return the services of one daemon process, or of one reader."""
     clock = now_ms or Clock()
     manifests = ManifestStore(store, writer_id=writer_id, now_ms=clock)
-    remote_log = RemoteLog(store, manifests, writer_id=writer_id, now_ms=clock, concurrent_copies=4)
+    layout = KafkaLayout()
+    gate = UploadGate(UploadPace(4, None), timers=_LoopTimers())
+    remote_log = RemoteLog(store, manifests, writer_id=writer_id, now_ms=clock, gate=gate, layout=layout)
     reader = ArchiveReader(store)
     return Archive(
         store=store,
         manifests=manifests,
         remote_log=remote_log,
+        gate=gate,
+        layout=layout,
         catalog=Catalog(store, manifests),
         reader=reader,
         records=RecordReader(remote_log, reader),
@@ -96,7 +127,7 @@ def archiver_of(
     leader_epoch: int = 0,
     metrics: Metrics | None = None,
     now_ms: Callable[[], int] | None = None,
-    segments_per_step: int = 4,
+    limits: UploadLimits | None = None,
 ) -> Archiver:
     """Return an archiver of *writer*'s partition."""
     return _archiver(
@@ -105,7 +136,7 @@ def archiver_of(
         broker,
         metrics=metrics or Metrics(),
         now_ms=now_ms or Clock(),
-        segments_per_step=segments_per_step,
+        limits=limits or UploadLimits(),
     )
 
 
@@ -116,17 +147,49 @@ def reconciler_of(
     *,
     metrics: Metrics | None = None,
     now_ms: Callable[[], int] | None = None,
+    pins: Mapping[str, PinDirectory] | None = None,
+    max_interval_ms: int | None = None,
 ) -> Reconciler:
-    """Return the reconciler of a daemon."""
+    """Return the reconciler of a daemon; *pins* are by log directory, and without a budget."""
     metrics = metrics or Metrics()
+    follower = Follower(archive.manifests, now_ms=now_ms or Clock())
 
     def make_archiver(leadership: Leadership) -> Archiver:
         return _archiver(
-            leadership, archive, broker, metrics=metrics, now_ms=now_ms or Clock(), segments_per_step=3
+            leadership,
+            archive,
+            broker,
+            metrics=metrics,
+            now_ms=now_ms or Clock(),
+            limits=UploadLimits(segments_per_step=3, max_interval_ms=max_interval_ms),
+            known=follower.take(leadership.partition),
         )
 
+    pinner = Pinner(pins or {}, budget_bytes=10**12, metrics=metrics)
+    registry = TopicRegistry(archive.store, archive.manifests)
+    interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
     return Reconciler(
-        config, broker=broker, manifests=archive.manifests, metrics=metrics, make_archiver=make_archiver
+        interval_seconds=interval_seconds,
+        observer=Observer(
+            config,
+            broker=broker,
+            metrics=metrics,
+            pinner=pinner,
+            registry=registry,
+            manifests=archive.manifests,
+            layout=archive.layout,
+        ),
+        pinner=pinner,
+        follower=follower,
+        bookkeeper=Bookkeeper(
+            registry=registry,
+            follower=follower,
+            retention=RetentionManager(broker, registry),
+            interval_seconds=interval_seconds,
+        ),
+        metrics=metrics,
+        make_archiver=make_archiver,
+        now_ms=now_ms or Clock(),
     )
 
 
@@ -137,7 +200,8 @@ def _archiver(
     *,
     metrics: Metrics,
     now_ms: Callable[[], int],
-    segments_per_step: int,
+    limits: UploadLimits,
+    known: StoredManifest | None = None,
 ) -> Archiver:
     return Archiver(
         leadership,
@@ -145,8 +209,10 @@ def _archiver(
         remote_log=archive.remote_log,
         manifests=archive.manifests,
         metrics=metrics,
-        limits=UploadLimits(segments_per_step=segments_per_step),
+        layout=archive.layout,
+        limits=limits,
         now_ms=now_ms,
+        known=known,
     )
 
 

@@ -90,6 +90,55 @@ def test_forgotten_partition_leaves_no_series_of_any_gauge():
     assert len(left) > 3
 
 
+def test_series_of_a_partition_are_forgotten_by_name():
+    """Loss and holds go with the partition: a gauge that stays would alert for ever."""
+    metrics = Metrics()
+    metrics.seconds_to_loss.labels("orders", "12").set(0)
+    metrics.held_seconds.labels("orders", "12").set(3600)
+    metrics.forget_partition(GONE)
+    assert not [name for name, labels in samples(metrics) if ("partition", "12") in labels]
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "labels"),
+    [
+        ("seconds_to_loss", "tieringd_seconds_to_loss", {"topic", "partition"}),
+        ("held_seconds", "tieringd_upload_held_by_transaction_seconds", {"topic", "partition"}),
+        ("followed_partitions", "tieringd_followed_partitions", set()),
+        ("upload_share", "tieringd_upload_share_ratio", set()),
+        ("paused_topics", "tieringd_paused_topics", set()),
+        ("pinned_bytes", "tieringd_pinned_bytes", set()),
+        ("pinned_segments", "tieringd_pinned_segments", set()),
+        ("pin_failures", "tieringd_pin_failures", set()),
+        ("pins_given_up", "tieringd_pins_given_up", set()),
+        ("replaced_offsets", "tieringd_archive_replaced_offsets", {"topic"}),
+        ("upload_shares", "tieringd_upload_shares", set()),
+        ("upload_controller_error", "tieringd_upload_controller_error", set()),
+        ("upload_backlog_bytes", "tieringd_upload_backlog_bytes", set()),
+    ],
+)
+def test_metric_that_alerts_and_dashboards_name_keeps_its_name(field, name, labels):
+    """A name is an interface: rules and dashboards of operators hold it."""
+    metric = getattr(Metrics(), field)
+    assert metric._name == name
+    assert labels_of(metric) == labels
+
+
+def test_metrics_without_labels_begin_at_zero():
+    """What has not happened is 0 and not absent, so a rule that compares with it works from the start."""
+    found = samples(Metrics())
+    for name in ("pin_failures_total", "pins_given_up_total", "pinned_bytes", "upload_backlog_bytes"):
+        assert found[f"tieringd_{name}", ()] == 0
+
+
+def test_infinite_time_to_loss_is_a_number_in_a_scrape():
+    """`+Inf` is what Prometheus reads for a partition that the broker will not delete from."""
+    metrics = Metrics()
+    metrics.seconds_to_loss.labels("orders", "12").set(float("inf"))
+    line = 'tieringd_seconds_to_loss{partition="12",topic="orders"} +Inf'
+    assert line in generate_latest(metrics.registry).decode()
+
+
 def test_forgetting_a_partition_keeps_the_counters_of_its_topic():
     """What was counted stays counted when a partition moves to another broker."""
     metrics = Metrics()

@@ -8,34 +8,45 @@ a crash after any of them loses nothing, and leaves at most objects that nobody 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.errors import (
-    CorruptDataError,
-    FencedError,
-    TieringError,
-)
+from tieringd.broker.open_transactions import open_transactions_at
+from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
 from tieringd.model.manifest import Gap, PartitionManifest
-from tieringd.policies.upload import UploadLimits, UploadPlan, admissible_prefix, plan_uploads
+from tieringd.policies.epoch_history import clipped
+from tieringd.policies.lineage import plan_replacement
+from tieringd.policies.local_retention import trim_due_ms
+from tieringd.policies.loss import rescue_due_ms, seconds_to_loss
+from tieringd.policies.upload import UploadLimits, UploadPlan, plan_uploads, upload_due_ms
+from tieringd.services.claim import Claim
+from tieringd.services.partition_gauges import PartitionGauges
+from tieringd.services.quarantine import Quarantine
 from tieringd.services.trimmer import Trimmer
+from tieringd.services.upload_line import Urgency
+from tieringd.services.uploader import Uploader, UploadOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tieringd.broker.base import Broker
+    from tieringd.broker.layout import Layout
     from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import Leadership
-    from tieringd.model.segment import LocalSegment
+    from tieringd.model.segment import EpochStart, SegmentSlice
     from tieringd.services.manifest_store import ManifestStore, StoredManifest
     from tieringd.services.observation import Observation
-    from tieringd.services.remote_log import CopiedSegment, RemoteLog
+    from tieringd.services.remote_log import RemoteLog
+    from tieringd.services.segment_copier import CopiedSegment
 
 log = structlog.get_logger(__name__)
+
+_STORE_ERRORS = (StorageError, StorageUnavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +60,8 @@ class StepResult:
     """Eligible segments that are still to be uploaded."""
     fault: str = ""
     """What holds the partition back until someone acts; empty when nothing does."""
+    waits_because: str = field(default="", compare=False)
+    """Why the first segment that is not eligible waits."""
     needs_another_look: bool = False
     """Offsets are missing on disk; the next observation decides whether they are a gap."""
 
@@ -60,15 +73,6 @@ class StepResult:
         A trim ends an observation: its files are not all there any more.
         """
         return (self.uploaded > 0 or self.gaps > 0) and not self.trimmed
-
-
-@dataclass(frozen=True, slots=True)
-class _Quarantine:
-    """A segment whose bytes are corrupt, remembered by identity: other bytes are looked at anew."""
-
-    base_offset: int
-    identity: tuple[int, int, int]
-    fault: str
 
 
 class Archiver:
@@ -90,11 +94,13 @@ class Archiver:
         metrics: Metrics,
         limits: UploadLimits,
         now_ms: Callable[[], int],
+        layout: Layout,
+        known: StoredManifest | None = None,
     ) -> None:
+        """Take the parts; *known* is the manifest as this daemon saw it while it followed."""
         self._leadership = leadership
+        self._layout = layout
         self._partition = leadership.partition
-        self._remote_log = remote_log
-        self._manifests = manifests
         self._metrics = metrics
         self._limits = limits
         self._now_ms = now_ms
@@ -103,22 +109,48 @@ class Archiver:
             partition=leadership.partition.partition,
             leader_epoch=leadership.leader_epoch,
         )
-        self._stored: StoredManifest | None = None
-        self._quarantine: _Quarantine | None = None
+        self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
+        self._uploader = Uploader(leadership, remote_log)
+        self._quarantine = Quarantine(leadership.partition, metrics=metrics)
+        self._gauges = PartitionGauges(leadership.partition, metrics=metrics)
         self._missing_seen_at: int | None = None
+        self._has_reported = False
+        self._rests_on: Observation | None = None
+        """What the last step saw, when that left nothing to do."""
+        self._rests_until_ms = 0.0
+        self.backlog_bytes = 0
+        """Bytes of the closed, stable segments that were not durable at the last look."""
         self._trimmer = Trimmer(
-            leadership.partition, broker=broker, remote_log=remote_log, metrics=metrics, now_ms=now_ms
+            leadership.partition,
+            broker=broker,
+            remote_log=remote_log,
+            metrics=metrics,
+            now_ms=now_ms,
+            is_current=self._claim.is_current,
         )
 
     @property
     def quarantine_fault(self) -> str:
         """Return why the partition is quarantined; empty when it is not."""
-        return self._quarantine.fault if self._quarantine else ""
+        return self._quarantine.fault
 
     @property
     def manifest(self) -> PartitionManifest | None:
-        """Return the manifest as last read or written; None before the first commit."""
-        return self._stored.manifest if self._stored else None
+        """Return the manifest as last read or written; None while it is not known for certain."""
+        return self._claim.manifest
+
+    @property
+    def last_manifest(self) -> PartitionManifest | None:
+        """Return the manifest as it was when it was last known, also while the store is away."""
+        return self._claim.last_manifest
+
+    def confirm_leadership(self, *, until: float) -> None:
+        """Note that the cluster still named this broker the leader; *until* is in loop time."""
+        self._uploader.confirm_leadership(until=until)
+
+    def is_at_rest(self, seen: Observation) -> bool:
+        """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
+        return seen is self._rests_on and self._now_ms() < self._rests_until_ms
 
     async def step(self, seen: Observation) -> StepResult:
         """
@@ -129,50 +161,137 @@ class Archiver:
             RetryableError: Nothing is wrong with the data; what could be committed has been.
             CorruptDataError: The stored manifest is damaged.
         """
-        stored = await self._current()
-        plan = self._plan(stored, seen)
-        self._lift_quarantine(seen.log)
-        segments = self._not_quarantined(plan.segments)
+        self._rests_on = None
+        last = self.last_manifest
+        self.backlog_bytes = plan_uploads(
+            seen.uploadable,
+            seen.bounds,
+            next_offset=last.next_offset if last else None,
+            limits=self._limits,
+        ).pending_bytes
+        stored = await self._claim.current(lambda: self._begin(seen))
+        self._report_coverage(stored.existing, seen)
+        stored, waits_because = await self._on_lineage(stored, seen)
+        if waits_because:
+            left = self._publish(stored.existing, seen)
+            return StepResult(pending_segments=left.pending_segments, waits_because=waits_because)
+        plan = self._plan(stored.existing, seen)
+        self._quarantine.lift(seen.uploadable)
+        slices = self._quarantine.passes(plan.slices)
 
         stored, gaps, plan_holds = await self._record_missing(stored, plan, seen)
         uploaded, failure = 0, None
         if plan_holds:
-            stored, uploaded, skipped, failure = await self._upload(stored, segments, seen)
+            stored, uploaded, skipped, failure = await self._upload(stored, slices, seen)
             gaps += skipped
         trimmed = 0
-        if failure is None and self._quarantine is None:
-            trimmed = await self._trimmer.trim(stored.manifest, seen) if stored.manifest else 0
-        pending = self._publish(stored, seen)
+        if not self._quarantine.fault and (failure is None or isinstance(failure, _STORE_ERRORS)):
+            # What is durable may go, the more so when the store is full or away.
+            trimmed = await self._trimmer.trim(stored.existing, seen)
+        left = self._publish(stored.existing, seen)
         if isinstance(failure, TieringError):
             raise failure
+        if not (plan.slices or trimmed or self.quarantine_fault or left.held_by_transaction):
+            self._rests_on, self._rests_until_ms = seen, self._due_ms(stored.existing, seen)
         return StepResult(
             uploaded=uploaded,
             trimmed=trimmed,
             gaps=gaps,
-            pending_segments=pending,
+            pending_segments=left.pending_segments,
+            waits_because=left.waits_because,
             fault=self.quarantine_fault,
-            needs_another_look=bool(plan.segments) and not plan_holds,
+            needs_another_look=bool(plan.slices) and not plan_holds,
         )
 
-    async def _current(self) -> StoredManifest:
-        """Return the manifest this archiver acts on: its own last write, or a fresh read."""
-        if self._stored is None:
-            stored = await self._manifests.load(self._partition)
-            owner = stored.manifest
-            if owner is not None and owner.leader_epoch > self._leadership.leader_epoch:
-                raise FencedError(
-                    f"leader epoch {owner.leader_epoch} owns the manifest of {self._partition}, and this "
-                    f"broker leads it since epoch {self._leadership.leader_epoch} only"
-                )
-            self._stored = stored
-        return self._stored
+    def _due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
+        """Return from when on there is something to do, if nothing but the time changes."""
+        trim_ms = trim_due_ms(
+            seen.log,
+            manifest,
+            seen.topic.local_retention_target,
+            log_start_offset=seen.bounds.log_start_offset,
+        )
+        if seen.bounds.last_stable_offset <= manifest.next_offset:
+            return trim_ms
+        return min(trim_ms, self._open_upload_due_ms(manifest, seen))
 
-    def _plan(self, stored: StoredManifest, seen: Observation) -> UploadPlan:
-        return plan_uploads(
+    def _open_upload_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
+        """Return from when on what is stable is uploaded although its segment is not closed."""
+        if not self._limits.cuts_segments:
+            return math.inf
+        return min(
+            upload_due_ms(manifest, interval_ms=self._limits.max_interval_ms),
+            rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms),
+        )
+
+    async def _on_lineage(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, str]:
+        """
+        See that the archive's tail is what this leader's log holds; replace it where it is not.
+
+        Returns the manifest, and why nothing may be appended to it yet; empty when it may.
+        """
+        judge = partial(
+            plan_replacement,
+            stored.existing,
             seen.log,
             seen.bounds,
-            next_offset=stored.manifest.next_offset if stored.manifest else None,
+            leader_epoch=self._leadership.leader_epoch,
+        )
+        plan = judge()
+        if plan.replacement is not None:
+            still_open = await asyncio.to_thread(
+                open_transactions_at, self._layout, seen.log, plan.replacement.divergence_offset
+            )
+            plan = judge(undecided_from=min(still_open.values(), default=None))
+        replacement = plan.replacement
+        if replacement is None:
+            return stored, "" if plan.lineage.may_append else plan.reason
+        if replacement.only_archived is not None:
+            # A cut would lose what was promised to be durable: an operator decides.
+            kept = replacement.only_archived
+            return stored, (
+                f"{plan.reason}; offsets {kept.base_offset} to {kept.last_offset} are good and only in the "
+                f"archive, in the segment that has to be replaced"
+            )
+        self._log.warning(
+            "archive's tail is off the leader's lineage; replacing it",
+            base_offset=replacement.base_offset,
+            divergence_offset=replacement.divergence_offset,
+            segments=replacement.segment_count,
+            reason=plan.reason,
+        )
+        manifest = stored.existing.cut_back(
+            plan.resume_offset, leader_epoch=self._leadership.leader_epoch, now_ms=self._now_ms()
+        )
+        return await self._claim.commit(stored, manifest), ""
+
+    def _begin(self, seen: Observation) -> PartitionManifest:
+        first_offset = seen.uploadable.first_offset
+        start_offset = seen.bounds.log_start_offset if first_offset is None else first_offset
+        return PartitionManifest.begin(self._partition, start_offset=start_offset, now_ms=self._now_ms())
+
+    def _report_coverage(self, manifest: PartitionManifest, seen: Observation) -> None:
+        """Say once how archive and local log lie to each other, as after a pause or a change of leader."""
+        if self._has_reported:
+            return
+        self._has_reported = True
+        plan = self._plan(manifest, seen)
+        self._log.info(
+            "archiving",
+            archive_start_offset=manifest.start_offset,
+            archive_next_offset=manifest.next_offset,
+            local_first_offset=seen.uploadable.first_offset,
+            last_stable_offset=seen.bounds.last_stable_offset,
+            missing_offsets=plan.missing.last_offset - plan.missing.base_offset + 1 if plan.missing else 0,
+        )
+
+    def _plan(self, manifest: PartitionManifest, seen: Observation) -> UploadPlan:
+        return plan_uploads(
+            seen.uploadable,
+            seen.bounds,
+            next_offset=manifest.next_offset,
             limits=self._limits,
+            is_overdue=self._now_ms() >= self._open_upload_due_ms(manifest, seen),
         )
 
     async def _record_missing(
@@ -185,7 +304,7 @@ class Archiver:
         the stored manifest, the gaps recorded, and whether the plan may be acted on.
         """
         missing = plan.missing
-        if missing is None or not plan.segments:
+        if missing is None or not plan.slices:
             self._missing_seen_at = None
             return stored, 0, missing is None
         if self._missing_seen_at != missing.last_offset:
@@ -208,128 +327,101 @@ class Archiver:
     async def _commit_gap(
         self, stored: StoredManifest, base_offset: int, last_offset: int, reason: str
     ) -> StoredManifest:
-        manifest = stored.manifest or PartitionManifest.begin(self._partition, start_offset=base_offset)
         gap = Gap(base_offset, last_offset, reason, self._now_ms())
-        stored = await self._commit(stored, manifest.with_gap(gap))
-        self._metrics.gaps.labels(self._partition.topic).inc()
-        self._log.error(
-            "gap recorded in the archive", base_offset=base_offset, last_offset=last_offset, reason=reason
-        )
-        return stored
+        return await self._claim.commit(stored, stored.existing.with_gap(gap))
 
     async def _upload(
-        self, stored: StoredManifest, segments: Sequence[LocalSegment], seen: Observation
+        self, stored: StoredManifest, slices: Sequence[SegmentSlice], seen: Observation
     ) -> tuple[StoredManifest, int, int, TieringError | None]:
         """
-        Copy *segments* side by side and commit the longest prefix that succeeded.
+        Copy *slices* side by side and commit the longest prefix that succeeded.
 
-        Returns the stored manifest, the segments committed, the gaps recorded for segments that
+        Returns the stored manifest, the slices committed, the gaps recorded for segments that
         can never be copied, and the failure that ended the prefix.
         """
-        if not segments:
-            return stored, 0, 0, None
-        outcomes = await self._copy_all(segments, seen)
-        copies = [outcome if not isinstance(outcome, TieringError) else None for outcome in outcomes]
-        manifest = stored.manifest or PartitionManifest.begin(
-            self._partition, start_offset=segments[0].base_offset
+        outcome = await self._uploader.upload(
+            seen.uploadable,
+            slices,
+            next_offset=stored.existing.next_offset,
+            urgency=self._urgency(stored.existing, seen),
         )
-        count = admissible_prefix(
-            [copy.remote if copy else None for copy in copies], next_offset=manifest.next_offset
-        )
-        admitted = [copy for copy in copies[:count] if copy is not None]
-        if admitted:
-            epochs = [epoch for copy in admitted for epoch in copy.index.epochs]
-            stored = await self._commit(stored, manifest.appended([copy.remote for copy in admitted], epochs))
-            self._note_uploads(admitted)
-        failure = next((one for one in outcomes[count:] if isinstance(one, TieringError)), None)
+        if outcome.admitted:
+            stored = await self._claim.commit(stored, self._appended(stored.existing, outcome.admitted, seen))
+            for copy in outcome.admitted:
+                if copy.part.is_whole:
+                    self._trimmer.note_proved(copy.remote.base_offset, copy.part.segment.identity)
+        stored, gaps, failure = await self._after_failure(stored, outcome)
+        return stored, len(outcome.admitted), gaps, failure
+
+    async def _after_failure(
+        self, stored: StoredManifest, outcome: UploadOutcome
+    ) -> tuple[StoredManifest, int, TieringError | None]:
+        """Record or quarantine what can never be copied; hand back any other failure."""
+        failed, failure = outcome.failed, outcome.failure
+        if failed is None:
+            return stored, 0, None
         if isinstance(failure, OldMagicError):
-            old = segments[count]
-            assert old.next_offset is not None, "only closed segments are planned"
-            stored = await self._commit_gap(
-                stored, old.base_offset, old.next_offset - 1, "message format v0/v1 is not archived"
-            )
-            return stored, count, 1, None
+            reason = "message format v0/v1 is not archived"
+            stored = await self._commit_gap(stored, failed.base_offset, failed.next_offset - 1, reason)
+            return stored, 1, None
         if isinstance(failure, CorruptDataError):
-            self._enter_quarantine(segments[count], failure)
-            return stored, count, 0, None
-        return stored, count, 0, failure
+            self._quarantine.enter(failed.segment, failure)
+            return stored, 0, None
+        return stored, 0, failure
 
-    async def _copy_all(
-        self, segments: Sequence[LocalSegment], seen: Observation
-    ) -> list[CopiedSegment | TieringError]:
-        """Copy each segment; a failure is a result, so that its neighbours are still committed."""
+    def _appended(
+        self, manifest: PartitionManifest, admitted: Sequence[CopiedSegment], seen: Observation
+    ) -> PartitionManifest:
+        """
+        Return *manifest* with what was copied, and the leader epochs of those offsets.
 
-        async def copy(segment: LocalSegment) -> CopiedSegment | TieringError:
-            try:
-                return await self._remote_log.copy_segment(self._leadership, seen.log, segment)
-            except TieringError as error:
-                return error
+        They come from the broker's own history where it has one: batches do not show an epoch
+        whose records compaction removed.
 
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(copy(segment)) for segment in segments]
-        return [task.result() for task in tasks]
+        Raises:
+            CorruptDataError: The local epochs go back behind the archived ones.
+        """
+        first, last = admitted[0].remote, admitted[-1].remote
+        epochs: Sequence[EpochStart] = clipped(
+            seen.log.epochs, base_offset=first.base_offset, next_offset=last.next_offset
+        ) or [epoch for copy in admitted for epoch in copy.index.epochs]
+        try:
+            appended = manifest.appended([copy.remote for copy in admitted], epochs)
+        except ValueError as error:
+            raise CorruptDataError(
+                f"the local leader epochs do not follow the archived ones: {error}",
+                source=seen.log.partition.path,
+                offset=first.base_offset,
+            ) from error
+        # What tells a Redpanda log's offsets after its head was trimmed and this process is gone.
+        known = self._layout.translation_at(seen.log, appended.next_offset)
+        return replace(appended, translation=known or appended.translation)
 
-    async def _commit(self, stored: StoredManifest, manifest: PartitionManifest) -> StoredManifest:
-        # Until the answer is known, nothing is known of the bucket: a failure makes the next step read it.
-        self._stored = None
-        stored = await self._manifests.commit(stored, manifest, leader_epoch=self._leadership.leader_epoch)
-        self._stored = stored
-        self._metrics.manifest_commits.labels(self._partition.topic).inc()
-        return stored
-
-    def _note_uploads(self, copies: Sequence[CopiedSegment]) -> None:
-        for copy in copies:
-            self._trimmer.note_proved(copy.remote.base_offset, copy.identity)
-            self._metrics.uploads.labels(self._partition.topic).inc()
-            self._metrics.upload_bytes.labels(self._partition.topic).inc(copy.remote.size_bytes)
-            self._log.info(
-                "segment durable",
-                base_offset=copy.remote.base_offset,
-                last_offset=copy.remote.last_offset,
-                size_bytes=copy.remote.size_bytes,
-            )
-
-    def _enter_quarantine(self, segment: LocalSegment, error: CorruptDataError) -> None:
-        self._quarantine = _Quarantine(segment.base_offset, segment.identity, str(error))
-        self._metrics.upload_failures.labels(self._partition.topic, type(error).__name__).inc()
-        self._log.error(
-            "segment is corrupt: the partition is neither uploaded nor trimmed from here on",
-            base_offset=segment.base_offset,
-            path=segment.path,
-            error=str(error),
+    def _urgency(self, manifest: PartitionManifest, seen: Observation) -> Urgency:
+        return Urgency(
+            seconds_to_loss=self._seconds_to_loss(manifest, seen),
+            backlog_bytes=sum(segment.size_bytes for segment in seen.log.closed_segments),
         )
 
-    def _lift_quarantine(self, local_log: LocalLog) -> None:
-        """End the quarantine when the segment is gone or its bytes may have changed."""
-        held = self._quarantine
-        if held is not None and not any(
-            (segment.base_offset, segment.identity) == (held.base_offset, held.identity)
-            for segment in local_log.segments
-        ):
-            self._log.info(
-                "quarantined segment has changed; looking at it again", base_offset=held.base_offset
-            )
-            self._quarantine = None
-
-    def _not_quarantined(self, segments: Sequence[LocalSegment]) -> list[LocalSegment]:
-        held = self._quarantine
-        return [segment for segment in segments if held is None or segment.base_offset < held.base_offset]
-
-    def _publish(self, stored: StoredManifest, seen: Observation) -> int:
-        """Set the partition's gauges from what is true after the step; return what is pending."""
-        plan = self._plan(stored, seen)
-        labels = (self._partition.topic, str(self._partition.partition))
-        manifest = stored.manifest
-        next_offset = manifest.next_offset if manifest else seen.bounds.log_start_offset
-        gap_offsets = sum(gap.next_offset - gap.base_offset for gap in manifest.gaps) if manifest else 0
-        oldest_ns = min((segment.modified_ns for segment in plan.segments), default=None)
-        lag_seconds = 0.0 if oldest_ns is None else max(0.0, self._now_ms() / 1000 - oldest_ns / 1e9)
-        self._metrics.pending_bytes.labels(*labels).set(plan.pending_bytes)
-        self._metrics.pending_segments.labels(*labels).set(plan.pending_segments)
-        self._metrics.archiver_pending.labels("kafka", *labels).set(
-            max(0, seen.bounds.last_stable_offset - next_offset)
+    def _seconds_to_loss(self, manifest: PartitionManifest, seen: Observation) -> float:
+        return seconds_to_loss(
+            seen.log,
+            next_offset=manifest.next_offset,
+            log_end_offset=seen.bounds.log_end_offset,
+            retention_ms=seen.topic.broker_retention_ms,
+            retention_bytes=seen.topic.broker_retention_bytes,
+            now_ms=self._now_ms(),
         )
-        self._metrics.lag_seconds.labels(*labels).set(lag_seconds)
-        self._metrics.next_offset.labels(*labels).set(next_offset)
-        self._metrics.gap_offsets.labels(*labels).set(gap_offsets)
-        return plan.pending_segments
+
+    def _publish(self, manifest: PartitionManifest, seen: Observation) -> UploadPlan:
+        """Set the partition's gauges from what is true after the step; return what is left."""
+        plan = self._plan(manifest, seen)
+        self.backlog_bytes = plan.pending_bytes
+        self._gauges.publish(
+            manifest,
+            seen,
+            plan,
+            seconds_to_loss=self._seconds_to_loss(manifest, seen),
+            now_ms=self._now_ms(),
+        )
+        return plan

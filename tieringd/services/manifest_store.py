@@ -9,7 +9,7 @@ commit number inside the stored manifest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -48,6 +48,12 @@ class StoredManifest:
     """None when the bucket holds none."""
     version: str | None
 
+    @property
+    def existing(self) -> PartitionManifest:
+        """Return the manifest, where it is known that there is one."""
+        assert self.manifest is not None, "the bucket holds a manifest by now"
+        return self.manifest
+
 
 class ManifestStore:
     """
@@ -84,6 +90,19 @@ class ManifestStore:
                 f"the manifest of {manifest.partition} lies where {partition}'s should", source=key
             )
         return StoredManifest(manifest, info.version)
+
+    async def refreshed(self, partition: TopicIdPartition, known: StoredManifest) -> StoredManifest:
+        """
+        Return what is stored now, given what was: only a manifest that changed is read.
+
+        Raises:
+            CorruptDataError: The stored bytes are not a manifest, or not this partition's.
+        """
+        try:
+            info = await self._store.head(manifest_key(partition))
+        except ObjectNotFound:
+            return StoredManifest(None, None)
+        return known if info.version == known.version else await self.load(partition)
 
     async def commit(
         self, stored: StoredManifest, manifest: PartitionManifest, *, leader_epoch: int
@@ -158,26 +177,42 @@ class ManifestStore:
         """Read a topic's manifest; None when the bucket holds none."""
         return (await self._load_topic(key))[0]
 
-    async def ensure_topic(self, key: TopicKey, *, partition_count: int) -> None:
+    async def ensure_topic(self, key: TopicKey, *, partition_count: int) -> TopicManifest:
         """
         See that the topic's manifest exists and counts at least *partition_count* partitions.
 
         Raises:
             StorageUnavailable: Other daemons kept changing it; try again in the next round.
         """
+        return await self.change_topic(
+            key, lambda found: replace(found, partition_count=max(found.partition_count, partition_count))
+        )
+
+    async def change_topic(
+        self, key: TopicKey, change: Callable[[TopicManifest], TopicManifest]
+    ) -> TopicManifest:
+        """
+        Replace a topic's manifest by what *change* makes of it; return what is stored then.
+
+        A topic without a manifest gets one, with no partitions before the change. *change* is
+        called again when another daemon was faster.
+
+        Raises:
+            StorageUnavailable: Other daemons kept changing it; try again in the next round.
+        """
         for _ in range(TOPIC_MANIFEST_TRIES):
             found, version = await self._load_topic(key)
-            if found is not None and found.partition_count >= partition_count:
-                return
-            created_at_ms = found.created_at_ms if found else self._now_ms()
-            wanted = TopicManifest(key, partition_count=partition_count, created_at_ms=created_at_ms)
+            known = found or TopicManifest(key, partition_count=0, created_at_ms=self._now_ms())
+            wanted = change(known)
+            if found is not None and wanted == found:
+                return found
             data = encode_topic_manifest(wanted)
             condition = IfAbsent() if version is None else IfVersion(version)
             try:
                 await self._store.put(topic_manifest_key(key), data, crc32c=crc32c(data), condition=condition)
             except PreconditionFailed:
                 continue
-            return
+            return wanted
         raise StorageUnavailable(f"the manifest of topic {key.topic} is being changed by other daemons")
 
     async def _load_topic(self, key: TopicKey) -> tuple[TopicManifest | None, str | None]:

@@ -1,60 +1,61 @@
 """
 The reconciler: makes the running archivers match the partitions this broker leads.
 
-Each round it reads the world once, for all partitions together: the log directories, the
-cluster's leadership, the topics' configuration and the logs' bounds. Archivers get their part
-of that look as an `Observation`; a directory event only brings the next round forward.
+Each round begins with one look at the world (`services.observer`), for all partitions together.
+Archivers get their part of it as an `Observation`; a directory event only brings the next round
+forward.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.broker.log_dir import read_local_log, scan_log_dirs
 from tieringd.errors import (
     BucketNotFound,
     CorruptDataError,
     FencedError,
-    LocalFileError,
     StorageDenied,
     StorageUnavailable,
     StoreFull,
     TieringError,
 )
-from tieringd.formats.object_keys import TopicKey
-from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
 from tieringd.policies.assignment import plan_assignment
-from tieringd.services.observation import Observation
+from tieringd.policies.lineage import durable_end
+from tieringd.policies.loss import rescue_due_ms
+from tieringd.services.pinner import PinLook
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
-    from tieringd.broker.base import Broker
-    from tieringd.broker.log_dir import LogDirScan
-    from tieringd.config import Config, TopicConfig
+    from tieringd.formats.object_keys import TopicKey
     from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.services.archiver import Archiver
-    from tieringd.services.manifest_store import ManifestStore
+    from tieringd.services.bookkeeper import Bookkeeper
+    from tieringd.services.follower import Follower
+    from tieringd.services.observation import Observation
+    from tieringd.services.observer import Observer, World
+    from tieringd.services.pinner import Pinner
 
 log = structlog.get_logger(__name__)
 
+LEADERSHIP_FRESH_SECONDS = 30.0
+"""So long after a round an archiver still stores objects, at least; three rounds where those are rarer."""
+
+PIN_UNKNOWN_AFTER_SECONDS = 5.0
+"""
+So long the object store has to tell what is durable before all that is closed is pinned. Otherwise
+each start would pin, and let go again, every segment on disk.
+"""
+
 _STORE_FAULTS = (StorageUnavailable, StorageDenied, BucketNotFound, StoreFull)
 """What a whole store suffers from, and not one partition's objects."""
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    """What one round saw: an observation for each partition to archive, and what was in the way."""
-
-    wanted: Mapping[Leadership, Observation]
-    problems: Mapping[str, str]
-    """Why a path or partition was left out of this round, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class PartitionStatus:
     trimmed: int = 0
     pending_segments: int = 0
     fault: str = ""
+    waits_because: str = field(default="", compare=False)
+    """Why the first segment that is not eligible waits."""
     is_store_fault: bool = False
     """The fault is the object store's, so other partitions suffer from it as well."""
 
@@ -99,40 +102,81 @@ class Reconciler:
 
     def __init__(
         self,
-        config: Config,
         *,
-        broker: Broker,
-        manifests: ManifestStore,
+        interval_seconds: float,
+        observer: Observer,
+        pinner: Pinner,
+        follower: Follower,
+        bookkeeper: Bookkeeper,
         metrics: Metrics,
         make_archiver: Callable[[Leadership], Archiver],
+        now_ms: Callable[[], int],
     ) -> None:
-        self._config = config
-        self._log_dirs = tuple(str(path) for path in config.broker.log_dirs)
-        self._broker = broker
-        self._manifests = manifests
+        self._observer = observer
+        self._pinner = pinner
+        self._follower = follower
+        self._bookkeeper = bookkeeper
         self._metrics = metrics
         self._make_archiver = make_archiver
+        self._now_ms = now_ms
+        self._world: World | None = None
+        self._unknown_since: dict[TopicIdPartition, float] = {}
+        """Since when, in loop time, nobody has told what of a partition is durable."""
+        self._paused: frozenset[TopicKey] = frozenset()
         self._running: dict[Leadership, _Running] = {}
         self._fenced: dict[Leadership, str] = {}
-        self._topics_ensured: dict[TopicKey, int] = {}
-        self._problems: dict[str, str] = {}
-        self._topic_problems: set[str] = set()
         self._stopping = False
         self._hint = asyncio.Event()
+        self._looked = asyncio.Event()
         self._fault = ""
+        self.interval_seconds = interval_seconds
+        """How long to wait for the next round when nothing hints at one."""
         self.rounds = 0
+        self.look_seconds = 0.0
+        """How long the last look at everything took."""
 
     @property
     def fault(self) -> str:
         """Return why the last round failed, or why the object store takes nothing; empty when all is well."""
-        if self._fault:
-            return self._fault
+        if self._fault or self._bookkeeper.fault:
+            return self._fault or self._bookkeeper.fault
         statuses = (running.status for running in self._running.values())
         return next((status.fault for status in statuses if status.is_store_fault), "")
 
     def hint(self) -> None:
         """Bring the next round forward: something in the log directories changed."""
         self._hint.set()
+
+    async def look_again(self, paths: Collection[str]) -> bool:
+        """
+        Hand a new observation to the archivers of the partitions in *paths*, between two rounds.
+
+        Returns whether that was enough; otherwise it takes a round.
+        """
+        try:
+            again = await self._observer.look_again(paths)
+        except TieringError as error:
+            log.info("looking at what changed takes a whole round", reason=str(error))
+            return False
+        for leadership, observation in (again or {}).items():
+            if (known := self._running.get(leadership)) is not None:
+                known.newest = observation
+                known.arrived.set()
+        return again is not None
+
+    async def next_look(self) -> None:
+        """Wait until a round has looked, and `paths` is what it saw."""
+        await self._looked.wait()
+
+    @property
+    def paused_topics(self) -> tuple[str, ...]:
+        """Return the topics that an operator has paused."""
+        return tuple(sorted(key.topic for key in self._paused))
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Return the bytes that could be uploaded now and are not."""
+        return sum(running.archiver.backlog_bytes for running in self._running.values())
 
     def stop(self) -> None:
         """Let every archiver end its step, then let `run` return."""
@@ -150,12 +194,7 @@ class Reconciler:
     @property
     def problems(self) -> Mapping[str, str]:
         """Return what the last round could not look at, and why."""
-        return dict(self._problems)
-
-    @property
-    def interval_seconds(self) -> float:
-        """Return how long to wait for the next round when nothing hints at one."""
-        return self._config.cloud_storage_reconciliation_interval_ms / 1000
+        return self._observer.problems
 
     def paths(self) -> tuple[str, ...]:
         """Return the directories of the partitions that are archived."""
@@ -168,6 +207,7 @@ class Reconciler:
     async def run(self) -> None:
         """Do a round every reconciliation interval, or sooner on a hint, until stopped."""
         async with asyncio.TaskGroup() as tasks:
+            bookkeeping = tasks.create_task(self._keep_books())
             while not self._stopping:
                 try:
                     await self.step(tasks)
@@ -177,24 +217,82 @@ class Reconciler:
                 else:
                     self._fault = ""
                 await self._wait_for_next_round(self.interval_seconds)
+            bookkeeping.cancel()
 
     async def step(self, tasks: asyncio.TaskGroup) -> None:
         """Read the world, start and stop archivers, and hand each its observation."""
         started = time.monotonic()
-        world = await self.observe()
-        plan = plan_assignment(set(world.wanted), set(self._running), set(self._fenced))
+        world = await self._observer.look()
+        running = set(self._running)
+        if world.unclear:
+            running = {one for one in running if one.partition.topic_partition not in world.unclear}
+        plan = plan_assignment(set(world.wanted), running, set(self._fenced))
         for leadership in plan.stop:
             self._stop_archiver(leadership)
         for leadership in plan.start:
-            running = _Running(self._make_archiver(leadership))
-            self._running[leadership] = running
-            running.task = tasks.create_task(self._archive(leadership, running))
+            fresh = _Running(self._make_archiver(leadership))
+            self._running[leadership] = fresh
+            fresh.task = tasks.create_task(self._archive(leadership, fresh))
+        fresh_until = self._fresh_until()
         for leadership, observation in world.wanted.items():
             if (known := self._running.get(leadership)) is not None:
+                known.archiver.confirm_leadership(until=fresh_until)
                 known.newest = observation
-                known.arrived.set()
+                # Of ten thousand partitions nearly all are idle, and stepping them all is most of a round.
+                if not known.archiver.is_at_rest(observation):
+                    known.arrived.set()
         self._fenced = {one: why for one, why in self._fenced.items() if one in world.wanted}
+        self._world = world
+        self.rounds += 1
+        self.look_seconds = time.monotonic() - started
+        self._looked.set()
+        self._looked.clear()
+        await self._pin(world)
+        self._paused = world.paused
         self._publish(time.monotonic() - started)
+
+    def _fresh_until(self) -> float:
+        """Return until when, in loop time, what this round saw of leadership is good enough to store by."""
+        seconds = max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds)
+        return asyncio.get_running_loop().time() + seconds
+
+    async def _pin(self, world: World) -> None:
+        """Hold on to what is not known to be durable, whatever the object store does meanwhile."""
+        if not self._pinner.is_used:
+            return
+        found: list[tuple[TopicIdPartition, PinLook]] = []
+        now_ms = self._now_ms()
+        for leadership, seen in world.wanted.items():
+            known = self._running.get(leadership)
+            manifest = known.archiver.last_manifest if known else None
+            is_expiring = now_ms >= rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms)
+            look = PinLook(
+                seen.log,
+                seen.pins,
+                durable_end(manifest, seen.log),
+                seen.bounds.log_end_offset if is_expiring else None,
+            )
+            found.append((leadership.partition, look))
+        for one in (*world.followed, *world.held_back):
+            manifest = self._follower.manifest(one.partition)
+            found.append((one.partition, PinLook(one.log, one.pins, durable_end(manifest, one.log))))
+        now = asyncio.get_running_loop().time()
+        unknown = [partition for partition, look in found if look.next_offset is None]
+        self._unknown_since = {one: self._unknown_since.get(one, now) for one in unknown}
+        looks = [
+            look
+            for partition, look in found
+            if now - self._unknown_since.get(partition, -math.inf) >= PIN_UNKNOWN_AFTER_SECONDS
+        ]
+        is_complete = not world.problems and len(looks) == len(found)
+        await self._pinner.step(looks, unnamed=world.unnamed, is_complete=is_complete)
+
+    async def _keep_books(self) -> None:
+        """Do the chores of each round, after it and beside the next ones."""
+        while True:
+            await self._looked.wait()
+            if self._world is not None and await self._bookkeeper.step(self._world):
+                self.hint()
 
     async def run_once(self, *, concurrency: int = 16) -> PassResult:
         """
@@ -218,69 +316,25 @@ class Reconciler:
                 before.trimmed + status.trimmed,
                 status.pending_segments,
                 status.fault,
+                status.waits_because,
                 status.is_store_fault,
             )
             return progressed
 
         progressing = True
         while progressing and not self._stopping:
-            world = await self.observe()
+            world = await self._observer.look()
+            if await self._bookkeeper.keep_topics(world):
+                world = await self._observer.look()
+            self.rounds += 1
             async with asyncio.TaskGroup() as tasks:
                 drains = [tasks.create_task(drain(one, seen)) for one, seen in world.wanted.items()]
             progressing = any(task.result() for task in drains)
             self._publish(0.0)
-        return PassResult(totals, self.problems)
-
-    async def observe(self) -> World:
-        """
-        Read the log directories and ask the broker, once for all partitions.
-
-        Raises:
-            BrokerUnavailable: The broker does not answer; archivers go on with what they have.
-        """
-        scan = await asyncio.to_thread(scan_log_dirs, self._log_dirs)
-        problems: dict[str, str] = {problem.path: str(problem) for problem in scan.problems}
-        cluster = await self._broker.cluster_id()
-        epochs = await self._broker.led_partitions(scan.partitions)
-        led = [one for one in scan.partitions if one.topic_partition in epochs]
-        topics = await self._topic_configs(led)
-        archived = [one for one in led if topics[one.topic_partition.topic].remote_write]
-        logs = await asyncio.to_thread(_read_logs, archived, problems)
-        bounds = await self._broker.log_bounds(logs)
-        wanted: dict[Leadership, Observation] = {}
-        for local_log in logs:
-            name = local_log.partition.topic_partition
-            found = bounds[name]
-            if isinstance(found, LogBounds):
-                leadership = Leadership(_identify(cluster, local_log.partition), epochs[name])
-                wanted[leadership] = Observation(local_log, found, topics[name.topic])
-            else:
-                problems[local_log.partition.path] = str(found)
-        self._report(problems, scan)
-        await self._ensure_topics([one.partition for one in wanted])
-        self.rounds += 1
-        return World(wanted, problems)
-
-    async def _topic_configs(self, led: Sequence[LocalPartition]) -> dict[str, TopicConfig]:
-        names = sorted({one.topic_partition.topic for one in led})
-        from_broker = await self._broker.topic_configs(names)
-        configs = {name: self._config.topic(name, from_broker.get(name, {})) for name in names}
-        faults = {fault for config in configs.values() for fault in config.problems}
-        for fault in sorted(faults - self._topic_problems):
-            log.warning("topic configuration ignored in part", fault=fault)
-        self._topic_problems = faults
-        return configs
-
-    async def _ensure_topics(self, partitions: Sequence[TopicIdPartition]) -> None:
-        """See that each topic's manifest counts the partitions that are archived from here."""
-        counts: dict[TopicKey, int] = {}
-        for one in partitions:
-            key = TopicKey(one.cluster, one.topic, one.topic_id)
-            counts[key] = max(counts.get(key, 0), one.partition + 1)
-        for key, count in counts.items():
-            if self._topics_ensured.get(key, 0) < count:
-                await self._manifests.ensure_topic(key, partition_count=count)
-                self._topics_ensured[key] = count
+        problems = dict(self.problems)
+        if self._bookkeeper.fault:
+            problems["object store"] = self._bookkeeper.fault
+        return PassResult(totals, problems)
 
     async def _archive(self, leadership: Leadership, running: _Running) -> None:
         """Run one archiver: a step for each observation, and more while it makes progress."""
@@ -308,12 +362,13 @@ class Reconciler:
     ) -> tuple[PartitionStatus, bool]:
         """Step on one observation until nothing is left in it; return the sum and whether to look again."""
         uploaded = trimmed = pending = gaps = 0
-        fault, is_store_fault, needs_another_look = "", False, False
+        fault, waits_because, is_store_fault, needs_another_look = "", "", False, False
         try:
             while True:
                 result = await archiver.step(seen)
                 uploaded, trimmed = uploaded + result.uploaded, trimmed + result.trimmed
                 pending, fault, gaps = result.pending_segments, result.fault, gaps + result.gaps
+                waits_because = result.waits_because
                 needs_another_look = result.needs_another_look
                 if not result.made_progress or self._stopping:
                     break
@@ -327,7 +382,7 @@ class Reconciler:
             report = log.error if isinstance(error, CorruptDataError) else log.warning
             report("archiver step failed", partition=str(leadership.partition), error=fault)
         moved = bool(uploaded or trimmed or gaps) or needs_another_look
-        return PartitionStatus(uploaded, trimmed, pending, fault, is_store_fault), moved
+        return PartitionStatus(uploaded, trimmed, pending, fault, waits_because, is_store_fault), moved
 
     def _stop_archiver(self, leadership: Leadership) -> None:
         running = self._running.pop(leadership)
@@ -344,17 +399,6 @@ class Reconciler:
             return
         self._hint.clear()
 
-    def _report(self, problems: Mapping[str, str], scan: LogDirScan) -> None:
-        """Say what is in the way when it is new, and when it is over."""
-        for path in sorted(problems.keys() - self._problems.keys()):
-            log.error("left out of this round", path=path, reason=problems[path])
-        for path in sorted(self._problems.keys() - problems.keys()):
-            log.info("readable again", path=path)
-        self._problems = dict(problems)
-        self._metrics.unreadable_paths.set(len(problems))
-        if self.rounds == 0 and scan.left_alone:
-            log.info("directories left alone", paths=sorted(scan.left_alone))
-
     def _publish(self, seconds: float) -> None:
         quarantined = sum(1 for running in self._running.values() if running.archiver.quarantine_fault)
         self._metrics.led_partitions.set(len(self._running))
@@ -362,19 +406,3 @@ class Reconciler:
         self._metrics.fenced_partitions.set(len(self._fenced))
         self._metrics.reconcile_seconds.set(seconds)
         self._metrics.reconciled_at.set_to_current_time()
-
-
-def _identify(cluster: str, partition: LocalPartition) -> TopicIdPartition:
-    name = partition.topic_partition
-    return TopicIdPartition(cluster, name.topic, partition.topic_id, name.partition)
-
-
-def _read_logs(partitions: Sequence[LocalPartition], problems: dict[str, str]) -> list[LocalLog]:
-    """Scan each partition's directory; one that cannot be read is a problem, not the end."""
-    logs: list[LocalLog] = []
-    for partition in partitions:
-        try:
-            logs.append(read_local_log(partition))
-        except (LocalFileError, CorruptDataError) as error:
-            problems[partition.path] = str(error)
-    return logs

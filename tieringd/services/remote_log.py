@@ -8,21 +8,26 @@ manifest does not name does not exist for readers.
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from tieringd.errors import CorruptDataError, NotYetSupportedError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar
 from tieringd.services.archive_reader import ArchiveReader
-from tieringd.services.segment_copier import CopiedSegment, SegmentCopier
+from tieringd.services.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
+from tieringd.services.upload_line import NO_URGENCY, Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Sequence
 
+    from tieringd.broker.layout import Layout
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import LocalSegment, RemoteSegment, SegmentIndex
+    from tieringd.model.segment import LocalSegment, RemoteSegment, SegmentIndex, SegmentSlice
     from tieringd.services.manifest_store import ManifestStore
+    from tieringd.services.upload_gate import UploadGate
     from tieringd.storage.base import ObjectStore
 
 __all__ = ["CopiedSegment", "RemoteLog"]
@@ -43,30 +48,41 @@ class RemoteLog:
         *,
         writer_id: str,
         now_ms: Callable[[], int],
-        concurrent_copies: int,
+        gate: UploadGate,
+        layout: Layout,
     ) -> None:
         self._store = store
         self._manifests = manifests
         self._reader = ArchiveReader(store)
-        self._copier = SegmentCopier(
-            store, writer_id=writer_id, now_ms=now_ms, concurrent_copies=concurrent_copies
-        )
+        self._layout = layout
+        self._copier = SegmentCopier(store, writer_id=writer_id, now_ms=now_ms, gate=gate, layout=layout)
 
     async def copy_segment(
-        self, leadership: Leadership, log: LocalLog, segment: LocalSegment
-    ) -> CopiedSegment:
+        self,
+        leadership: Leadership,
+        log: LocalLog,
+        part: SegmentSlice,
+        *,
+        urgency: Urgency = NO_URGENCY,
+        before_put: Callable[[], None] = lambda: None,
+        final_holes: Collection[int] = (),
+    ) -> CopiedSegment | None:
         """
-        Check every batch of a closed segment, and store its data and index objects.
+        Check every batch of *part*, and store its data and index objects; None when it has no batch.
 
-        *log* is the scan that *segment* is from: transactions that are open at the segment's end
-        are followed into the later ones.
+        *log* is the scan that *part* is from: transactions that are open at its end are followed
+        into what comes later. *urgency* decides whose turn it is at the gate. *before_put* is called
+        before each object is stored, and may raise to prevent that. *final_holes* are those of
+        `log.bases_after_holes` that another look has confirmed.
 
         Raises:
             CorruptDataError: A batch is wrong; nothing was stored.
-            LocalFileError: The file cannot be read, or changed while it was read.
+            LocalFileError: The file cannot be read, or changed while it was read; or the marker of a
+                transaction with records in *part* is missing.
             StorageUnavailable: The store did not take it; at most unreferenced objects remain.
         """
-        return await self._copier.copy(leadership, log, segment)
+        request = CopyRequest(leadership, log, part, urgency, before_put, final_holes)
+        return await self._copier.copy(request)
 
     def cancel_copies(self, partition: TopicIdPartition) -> int:
         """
@@ -76,14 +92,55 @@ class RemoteLog:
         """
         return self._copier.cancel(partition)
 
-    async def local_crc32c(self, segment: LocalSegment) -> int:
+    async def local_checksums(self, segment: LocalSegment, sizes: Sequence[int]) -> tuple[int, ...]:
         """
-        Return the checksum of a local segment's file as it is now.
+        Return the CRC32C of each of the consecutive parts of a local segment's file, as it is now.
+
+        *sizes* are the parts' bytes; together they are the whole file.
 
         Raises:
             LocalFileError: The file cannot be read, or is not the one that was scanned.
         """
-        return await self._copier.crc32c_of(segment)
+        return await self._copier.checksums_of(segment, sizes)
+
+    async def local_difference(
+        self, partition: TopicIdPartition, segment: LocalSegment, pieces: Sequence[RemoteSegment]
+    ) -> str:
+        """
+        Compare a local segment's batches with those that *pieces* hold of its offsets, byte by byte.
+
+        Returns where they first differ, in words; empty when they do not.
+
+        Raises:
+            LocalFileError: The file cannot be read, or is not the one that was scanned.
+            ObjectNotFound: A piece has gone from the bucket.
+            CorruptDataError: A stored batch is wrong.
+        """
+        assert segment.next_offset is not None, "only closed segments are compared"
+        file = await asyncio.to_thread(self._layout.open, segment)
+        position = 0
+        try:
+            for piece in pieces:
+                index = await self.index_of(partition, piece)
+                key = data_key(partition, piece)
+                async with aclosing(
+                    self._reader.batches(key, index, from_offset=segment.base_offset)
+                ) as batches:
+                    async for batch in batches:
+                        if batch.header.base_offset >= segment.next_offset:
+                            break
+                        local = await asyncio.to_thread(file.read_at, position, len(batch.data))
+                        if local != batch.data:
+                            return (
+                                f"the batch at offset {batch.header.base_offset}, byte {position}, is not "
+                                f"the one that {key} holds at byte {batch.position}"
+                            )
+                        position += len(batch.data)
+            if position != file.segment.size_bytes:
+                return f"it has {file.segment.size_bytes - position} bytes that the archive does not hold"
+            return ""
+        finally:
+            file.close()
 
     async def list_segments(
         self, partition: TopicIdPartition, *, min_base_offset: int = 0

@@ -1,5 +1,5 @@
 """
-Copying one closed segment: every batch checked, then data and index into the bucket.
+Copying a segment, or a part of one: every batch checked, then data and index into the bucket.
 
 The file stays open from the first check to the last byte sent, and is looked at again in
 between: a follower truncates its log in place, and then the bytes checked and the bytes sent
@@ -9,38 +9,41 @@ would differ. The store compares the checksum as well, so such a copy never gets
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 from crc32c import crc32c
 
 from tieringd.broker.segment_file import (
-    READ_BUFFER_BYTES,
     check_broker_indexes,
-    open_segment,
-    read_broker_indexes,
+    position_of,
     scan_segment_file,
-    scan_transactions,
 )
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.model.segment import AbortedTransaction, BrokerIndexes, RemoteSegment, SegmentIndex
 from tieringd.storage.base import FileSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
+    from tieringd.broker.layout import Layout
+    from tieringd.broker.segment_file import OpenSegment
     from tieringd.formats.segment_scan import SegmentScan
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import AbortedTransaction, BrokerIndexes, LocalSegment
+    from tieringd.model.segment import LocalSegment, SegmentSlice
+    from tieringd.services.upload_gate import UploadGate
+    from tieringd.services.upload_line import Urgency
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _EXAMINATIONS_AT_ONCE = 2
 """
@@ -55,40 +58,70 @@ class CopiedSegment:
 
     remote: RemoteSegment
     index: SegmentIndex
-    identity: tuple[int, int, int]
-    """Of the local file whose bytes were stored (`LocalSegment.identity`)."""
+    part: SegmentSlice
+    """What was to be copied; the file's identity is in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRequest:
+    """What to copy, and under which circumstances; see `RemoteLog.copy_segment`."""
+
+    leadership: Leadership
+    local_log: LocalLog
+    part: SegmentSlice
+    urgency: Urgency
+    before_put: Callable[[], None]
+    final_holes: Collection[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """What reading a slice found."""
+
+    position: int
+    """In the file, of the slice's first batch."""
+    scan: SegmentScan
+    broker_indexes: BrokerIndexes
+    aborted: tuple[AbortedTransaction, ...]
 
 
 class SegmentCopier:
     """
-    Copy segments, at most *concurrent_copies* at once for the whole daemon.
+    Copy segments, as many at once and as fast as the gate lets begin.
 
     Cancelling a copy is safe: what it has stored is not in a manifest.
     """
 
     def __init__(
-        self, store: ObjectStore, *, writer_id: str, now_ms: Callable[[], int], concurrent_copies: int
+        self,
+        store: ObjectStore,
+        *,
+        writer_id: str,
+        now_ms: Callable[[], int],
+        gate: UploadGate,
+        layout: Layout,
     ) -> None:
         self._store = store
         self._writer_id = writer_id
         self._now_ms = now_ms
-        self._slots = asyncio.Semaphore(concurrent_copies)
+        self._gate = gate
+        self._layout = layout
         self._examinations = asyncio.Semaphore(_EXAMINATIONS_AT_ONCE)
         self._under_way: defaultdict[TopicIdPartition, set[asyncio.Task[object]]] = defaultdict(set)
 
-    async def copy(self, leadership: Leadership, local_log: LocalLog, segment: LocalSegment) -> CopiedSegment:
+    async def copy(self, request: CopyRequest) -> CopiedSegment | None:
         """See `RemoteLog.copy_segment`."""
         task = asyncio.current_task()
         assert task is not None, "copying happens in a task"
-        partition = leadership.partition
+        partition, segment = request.leadership.partition, request.part.segment
         self._under_way[partition].add(task)
         try:
-            async with self._slots:
-                fd = await _opened(segment)
+            async with self._gate.upload(partition, segment.size_bytes, request.urgency):
+                file = await _opened(self._layout, segment)
                 try:
-                    return await self._copy_open_file(fd, leadership, local_log, segment)
+                    return await self._copy_open_file(file, request)
                 finally:
-                    os.close(fd)
+                    file.close()
         finally:
             self._under_way[partition].discard(task)
             if not self._under_way[partition]:
@@ -106,82 +139,120 @@ class SegmentCopier:
         for partition in tuple(self._under_way):
             self.cancel(partition)
 
-    async def crc32c_of(self, segment: LocalSegment) -> int:
-        """See `RemoteLog.local_crc32c`."""
-        return await asyncio.to_thread(_crc32c_of, segment)
+    async def checksums_of(self, segment: LocalSegment, sizes: Sequence[int]) -> tuple[int, ...]:
+        """See `RemoteLog.local_checksums`."""
+        return await asyncio.to_thread(_checksums_of, self._layout, segment, sizes)
 
-    async def _copy_open_file(
-        self, fd: int, leadership: Leadership, local_log: LocalLog, segment: LocalSegment
-    ) -> CopiedSegment:
-        partition = leadership.partition
+    async def _copy_open_file(self, file: OpenSegment, request: CopyRequest) -> CopiedSegment | None:
+        leadership, part = request.leadership, request.part
         async with self._examinations:
-            scan, broker_indexes, aborted = await asyncio.to_thread(_examine, fd, local_log, segment)
-        index = _index_of(segment, scan, aborted, broker_indexes)
+            found = await _outlasted(asyncio.to_thread(_examine, self._layout, file, request))
+        if part.is_open and not found.scan.size_bytes:
+            return None
+        index = _index_of(part, found)
         sidecar = encode_sidecar(index)
         remote = RemoteSegment(
             base_offset=index.base_offset,
             last_offset=index.last_offset,
-            size_bytes=scan.size_bytes,
-            crc32c=scan.crc32c,
-            base_timestamp_ms=scan.base_timestamp_ms,
-            max_timestamp_ms=scan.max_timestamp_ms,
+            size_bytes=found.scan.size_bytes,
+            crc32c=found.scan.crc32c,
+            base_timestamp_ms=found.scan.base_timestamp_ms,
+            max_timestamp_ms=found.scan.max_timestamp_ms,
             leader_epoch=leadership.leader_epoch,
             writer_id=self._writer_id,
             uploaded_at_ms=self._now_ms(),
             index_size_bytes=len(sidecar),
         )
-        await self._store.put(
-            data_key(partition, remote), FileSlice(fd, 0, scan.size_bytes), crc32c=scan.crc32c
-        )
-        await self._store.put(index_key(partition, remote), sidecar, crc32c=crc32c(sidecar))
-        return CopiedSegment(remote, index, segment.identity)
+        body = FileSlice(file.fd, found.position, found.scan.size_bytes)
+        request.before_put()
+        await self._store.put(data_key(leadership.partition, remote), body, crc32c=found.scan.crc32c)
+        request.before_put()
+        await self._store.put(index_key(leadership.partition, remote), sidecar, crc32c=crc32c(sidecar))
+        return CopiedSegment(remote, index, part)
 
 
-async def _opened(segment: LocalSegment) -> int:
+async def _opened(layout: Layout, segment: LocalSegment) -> OpenSegment:
     """Open a segment's file in a thread. When cancelled meanwhile, it is closed once it is open."""
-    opening = asyncio.create_task(asyncio.to_thread(open_segment, segment))
+    opening = asyncio.ensure_future(asyncio.to_thread(layout.open, segment))
     try:
-        return await asyncio.shield(opening)
+        return await _outlasted(opening)
     except asyncio.CancelledError:
-        opening.add_done_callback(_close_opened)
+        if opening.exception() is None:
+            opening.result().close()
         raise
 
 
-def _close_opened(opening: asyncio.Task[int]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        os.close(opening.result())
+async def _outlasted(work: Awaitable[T]) -> T:
+    """
+    Return the result of *work* in a thread; a cancelled caller waits until it has ended.
+
+    It uses a descriptor that the caller is about to close, and its number may be another file's
+    a moment later.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
+        raise
 
 
-def _examine(
-    fd: int, local_log: LocalLog, segment: LocalSegment
-) -> tuple[SegmentScan, BrokerIndexes, tuple[AbortedTransaction, ...]]:
-    """Read the file once, and what belongs to it. Blocks; runs in a thread."""
-    _require_unchanged(fd, segment)
-    scan = scan_segment_file(fd, segment)
-    _require_unchanged(fd, segment)
-    indexes, faults = check_broker_indexes(scan, segment, read_broker_indexes(segment))
-    for fault in faults:
-        log.warning("broker index left out of the archive", path=segment.path, fault=fault)
-    return scan, indexes, _aborted_in(scan, local_log, segment)
+def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examined:
+    """Read the slice once, and what belongs to it. Blocks; runs in a thread."""
+    # Where the layout has other bytes, those to be stored are in another file, with another size.
+    part = replace(request.part, segment=file.segment)
+    segment = part.segment
+    file.require_unchanged()
+    position = 0
+    if part.base_offset != segment.base_offset:
+        position = position_of(file.fd, segment, part.base_offset)
+    scan = scan_segment_file(file.fd, part, position=position)
+    file.require_unchanged()
+    indexes = BrokerIndexes()
+    if part.is_whole:
+        indexes, faults = check_broker_indexes(scan, segment, layout.side_files(segment))
+        for fault in faults:
+            log.warning("broker index left out of the archive", path=segment.path, fault=fault)
+    aborted = _aborted_in(layout, scan, position, replace(request, part=part))
+    return _Examined(position, scan, indexes, aborted)
 
 
 def _aborted_in(
-    scan: SegmentScan, local_log: LocalLog, segment: LocalSegment
+    layout: Layout, scan: SegmentScan, position: int, request: CopyRequest
 ) -> tuple[AbortedTransaction, ...]:
     """
-    Return every aborted transaction with data in *segment*, wherever its marker is.
+    Return every aborted transaction with data in the part, wherever its marker is.
 
-    Only segments below the last stable offset are copied, so each transaction that is open at
-    the segment's end has its marker further on in the local log.
+    Only what is below the last stable offset is copied, so each transaction that is open at the
+    part's end has its marker further on: in the rest of the segment, or after it. One whose marker
+    may be among offsets that are gone for good counts as aborted: it is not whole any more.
     """
+    part, local_log = request.part, request.local_log
     aborted = list(scan.aborted)
     undecided = set(scan.tracker.open_transactions)
     if not undecided:
         return tuple(aborted)
     tracker = scan.tracker.copy()
     first_offsets = dict(tracker.open_transactions)
-    for later in _following(local_log.segments, segment):
-        found = scan_transactions(later, tracker).aborted
+    holes = local_log.bases_after_holes
+    for later, begin, next_offset in _after(scan, position, local_log, part):
+        if later.base_offset in holes and later is not part.segment:
+            if later.base_offset not in request.final_holes:
+                break
+            last_lost = later.base_offset - 1
+            log.warning(
+                "transactions whose markers are lost count as aborted",
+                path=part.segment.path,
+                producer_ids=sorted(undecided),
+                last_lost_offset=last_lost,
+            )
+            lost = (AbortedTransaction(one, first_offsets[one], last_lost) for one in sorted(undecided))
+            return (*aborted, *lost)
+        found = layout.scan_transactions(later, tracker, position=begin, next_offset=next_offset).aborted
         aborted.extend(one for one in found if first_offsets.get(one.producer_id) == one.first_offset)
         undecided = {
             producer
@@ -191,56 +262,54 @@ def _aborted_in(
         if not undecided:
             return tuple(aborted)
     raise LocalFileError(
-        f"{segment.path}: a transaction that is open at its end has no marker in the local log yet",
-        path=segment.path,
+        f"{part.segment.path}: a transaction that is open at offset {part.next_offset} has no marker in the "
+        f"local log yet",
+        path=part.segment.path,
     )
 
 
-def _following(segments: Sequence[LocalSegment], segment: LocalSegment) -> list[LocalSegment]:
-    return [one for one in segments if one.base_offset > segment.base_offset]
+def _after(
+    scan: SegmentScan, position: int, local_log: LocalLog, part: SegmentSlice
+) -> Iterator[tuple[LocalSegment, int, int]]:
+    """Yield what follows *part* in the log: segment, position and offset to go on from."""
+    if part.is_open and scan.last_offset_found is not None:
+        yield part.segment, position + scan.size_bytes, scan.last_offset_found + 1
+    for segment in local_log.segments:
+        if segment.base_offset > part.segment.base_offset:
+            yield segment, 0, segment.base_offset
 
 
-def _index_of(
-    segment: LocalSegment,
-    scan: SegmentScan,
-    aborted: tuple[AbortedTransaction, ...],
-    broker_indexes: BrokerIndexes,
-) -> SegmentIndex:
-    assert segment.next_offset is not None, "only closed segments are copied"
+def _index_of(part: SegmentSlice, found: _Examined) -> SegmentIndex:
+    scan = found.scan
     if scan.last_offset_found is None and scan.size_bytes:
-        raise CorruptDataError("the segment has bytes and no batch", source=segment.path, position=0)
+        raise CorruptDataError("the segment has bytes and no batch", source=part.segment.path, position=0)
+    if part.is_open:
+        assert scan.last_offset_found is not None, "an open slice without a batch is not copied"
+        last_offset = scan.last_offset_found
+    else:
+        last_offset = part.next_offset - 1
     return SegmentIndex(
-        base_offset=segment.base_offset,
-        last_offset=segment.next_offset - 1,
+        base_offset=part.base_offset,
+        last_offset=last_offset,
         size_bytes=scan.size_bytes,
         crc32c=scan.crc32c,
         record_count=scan.record_count,
         batch_count=scan.batch_count,
         epochs=scan.epochs,
-        aborted=aborted,
+        aborted=found.aborted,
         entries=scan.entries,
-        broker=broker_indexes,
+        broker=found.broker_indexes,
     )
 
 
-def _require_unchanged(fd: int, segment: LocalSegment) -> None:
-    status = os.fstat(fd)
-    if (status.st_ino, status.st_size, status.st_mtime_ns) != segment.identity:
-        raise LocalFileError(f"{segment.path} changed after it was listed", path=segment.path)
-
-
-def _crc32c_of(segment: LocalSegment) -> int:
-    fd = open_segment(segment)
+def _checksums_of(layout: Layout, segment: LocalSegment, sizes: Sequence[int]) -> tuple[int, ...]:
+    file = layout.open(segment)
     try:
-        _require_unchanged(fd, segment)
-        value, position = 0, 0
-        buffer = memoryview(bytearray(READ_BUFFER_BYTES))
-        while count := os.preadv(fd, [buffer], position):
-            value = crc32c(buffer[:count], value)
-            position += count
-        _require_unchanged(fd, segment)
-    except OSError as error:
-        raise LocalFileError(f"{segment.path} cannot be read: {error.strerror}", path=segment.path) from error
+        values, position = [], 0
+        for size_bytes in sizes:
+            values.append(file.crc32c(position, size_bytes))
+            position += size_bytes
+        file.require_unchanged()
     finally:
-        os.close(fd)
-    return value
+        file.close()
+    return tuple(values)

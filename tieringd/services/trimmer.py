@@ -8,15 +8,24 @@ has not changed since, was read for its checksum then and is not read again.
 
 from __future__ import annotations
 
+import asyncio
+import math
 from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.errors import BrokerDenied, LocalFileError, RetryableError, TieringError
+from tieringd.errors import (
+    BrokerDenied,
+    LocalFileError,
+    ObjectNotFound,
+    RetryableError,
+    StorageUnavailable,
+    TieringError,
+)
 from tieringd.policies.local_retention import TrimCandidate, plan_trim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from tieringd.broker.base import Broker
     from tieringd.metrics import Metrics
@@ -29,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 DENIED_PAUSE_MS = 300_000
 """After the broker refused a trim for good, ask again this much later: someone may grant it."""
+STALE_LOOK_SECONDS = 60.0
+"""For so long after a trim an earlier look is not trimmed by again: what it shows is gone already."""
 
 
 class Trimmer:
@@ -47,15 +58,24 @@ class Trimmer:
         remote_log: RemoteLog,
         metrics: Metrics,
         now_ms: Callable[[], int],
+        is_current: Callable[[], Awaitable[bool]],
     ) -> None:
+        """
+        Take the parts; *is_current* says whether the bucket still holds the manifest that is trimmed by.
+
+        A leader that does not know yet that it was deposed would else trim what its successor has cut
+        off the archive.
+        """
         self._partition = partition
         self._broker = broker
         self._remote_log = remote_log
         self._metrics = metrics
         self._now_ms = now_ms
+        self._is_current = is_current
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._proved: dict[int, tuple[int, int, int]] = {}
         self._denied_until_ms = 0
+        self._trimmed_at = -math.inf
 
     def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
         """Remember that the file with *identity* has the checksum of its stored copy."""
@@ -63,7 +83,7 @@ class Trimmer:
 
     async def trim(self, manifest: PartitionManifest, seen: Observation) -> int:
         """Trim what *manifest*, which is in the bucket, allows; return the segments let go."""
-        if self._now_ms() < self._denied_until_ms:
+        if self._now_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
         plan = plan_trim(
             seen.log,
@@ -73,9 +93,9 @@ class Trimmer:
             now_ms=self._now_ms(),
         )
         proved = await self._prove(plan.candidates)
-        if not proved:
+        if not proved or not await self._is_current():
             return 0
-        before_offset = proved[-1].remote.next_offset
+        before_offset = proved[-1].next_offset
         try:
             log_start_offset = await self._broker.trim(self._partition, seen.log, before_offset=before_offset)
         except BrokerDenied as error:
@@ -87,38 +107,56 @@ class Trimmer:
             self._count_failure(error)
             self._log.warning("trim failed", before_offset=before_offset, error=str(error))
             return 0
+        self._trimmed_at = asyncio.get_running_loop().time()
         self._note_trimmed(proved, before_offset=before_offset, log_start_offset=log_start_offset)
         return len(proved)
 
+    def _is_older_than_last_trim(self, seen: Observation) -> bool:
+        """
+        Say whether *seen* may show what the last trim let go.
+
+        Not for ever: a broker that crashed may have forgotten the trim, and look as before it.
+        """
+        return seen.looked_at < self._trimmed_at > asyncio.get_running_loop().time() - STALE_LOOK_SECONDS
+
     async def _prove(self, candidates: Sequence[TrimCandidate]) -> list[TrimCandidate]:
-        """Return the prefix of *candidates* whose local bytes have the stored copy's checksum."""
+        """Return the prefix of *candidates* whose local bytes are those of the archive."""
         proved: list[TrimCandidate] = []
         for candidate in candidates:
             local = candidate.local
             if self._proved.get(local.base_offset) != local.identity:
-                if not await self._has_stored_checksum(candidate):
+                if not await self._is_same(candidate):
                     break
                 self._proved[local.base_offset] = local.identity
             proved.append(candidate)
         return proved
 
-    async def _has_stored_checksum(self, candidate: TrimCandidate) -> bool:
-        local, remote = candidate.local, candidate.remote
+    async def _is_same(self, candidate: TrimCandidate) -> bool:
+        """
+        Compare a local segment with what is stored.
+
+        By checksum where the stored pieces begin and end with it. Where another leader cut the
+        log elsewhere there is no checksum of just these bytes, and they are read back.
+        """
+        local = candidate.local
         try:
-            crc32c = await self._remote_log.local_crc32c(local)
-        except LocalFileError as error:
+            if candidate.is_aligned:
+                sizes = [piece.size_bytes for piece in candidate.pieces]
+                found = await self._remote_log.local_checksums(local, sizes)
+                difference = _checksum_difference(candidate, found)
+            else:
+                difference = await self._remote_log.local_difference(self._partition, local, candidate.pieces)
+        except (LocalFileError, StorageUnavailable, ObjectNotFound) as error:
             self._log.warning("segment cannot be compared before a trim", error=str(error))
             return False
-        if crc32c == remote.crc32c:
-            return True
-        self._log.error(
-            "local segment differs from its stored copy; it is not trimmed",
-            base_offset=local.base_offset,
-            path=local.path,
-            local_crc32c=f"{crc32c:08x}",
-            stored_crc32c=f"{remote.crc32c:08x}",
-        )
-        return False
+        if difference:
+            self._log.error(
+                "local segment differs from its stored copy; it is not trimmed",
+                base_offset=local.base_offset,
+                path=local.path,
+                difference=difference,
+            )
+        return not difference
 
     def _note_trimmed(
         self, trimmed: Sequence[TrimCandidate], *, before_offset: int, log_start_offset: int
@@ -138,3 +176,13 @@ class Trimmer:
 
     def _count_failure(self, error: TieringError) -> None:
         self._metrics.trim_failures.labels(self._partition.topic, type(error).__name__).inc()
+
+
+def _checksum_difference(candidate: TrimCandidate, found: Sequence[int]) -> str:
+    for piece, checksum in zip(candidate.pieces, found, strict=True):
+        if piece.crc32c != checksum:
+            return (
+                f"offsets {piece.base_offset} to {piece.last_offset} have checksum {checksum:08x} on disk "
+                f"and {piece.crc32c:08x} in the archive"
+            )
+    return ""

@@ -5,11 +5,16 @@ Backoff is exponential with full jitter, longer where the store asks for it (Ret
 every operation has a deadline for all its attempts together. What is retried is decided by
 class: `StorageUnavailable` is, nothing else. A conditional write whose outcome is unknown is
 never repeated: it may have won, and the repetition would then lose to itself. Its caller reads first.
+
+After an outage the first request that succeeds ends the others' backoff: otherwise a store that
+is back would be left idle for as long as it was away, up to the longest backoff.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, TypeVar
@@ -25,6 +30,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DELETE_BATCH = 1000  # One request of every store; a longer list is several operations.
+
+_AWAY_SECONDS = 1.0
+"""
+A store that let nothing succeed for so long was away, and the next success says that it is back.
+One that fails now and then ends nobody's backoff.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,8 @@ class ResilientStore:
         self._random = random or Random()  # noqa: S311
         self._slots = asyncio.Semaphore(self._limits.max_concurrent_requests)
         self._put_starts: dict[object, float] = {}
+        self._succeeded_at = -math.inf
+        self._is_back = asyncio.Event()
 
     @property
     def oldest_put_started(self) -> float | None:
@@ -158,7 +171,8 @@ class ResilientStore:
                         pause = self._next_pause(operation, error)
                         if now() + pause >= operation.deadline:
                             raise operation.gave_up(now()) from error
-                    await asyncio.sleep(pause)
+                        is_asked_for = error.retry_after_seconds is not None
+                    await self._wait(pause, is_asked_for=is_asked_for)
         except TimeoutError as error:
             raise operation.gave_up(now()) from (operation.last_error or error)
 
@@ -188,7 +202,23 @@ class ResilientStore:
             raise
         finally:
             self._on_request(operation.name, outcome, now() - begun, size_bytes)
+        self._note_success(now())
         return result
+
+    def _note_success(self, now: float) -> None:
+        if now - self._succeeded_at >= _AWAY_SECONDS:
+            self._is_back.set()
+            self._is_back.clear()  # Whoever waits now goes on; whoever comes later waits.
+        self._succeeded_at = now
+
+    async def _wait(self, seconds: float, *, is_asked_for: bool) -> None:
+        """Wait between two attempts; not to the end when the store is back, unless it asked for the pause."""
+        if is_asked_for:
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._is_back.wait()
 
     def _next_pause(self, operation: _Operation, error: StorageUnavailable) -> float:
         """

@@ -6,9 +6,10 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from tests.fakes.archive import archive_in, reconciler_of, tiered_config
+from tests.fakes.archive import Clock, archive_in, reconciler_of, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.unit.services.manifests import bases
+from tieringd.broker.pins import PinDirectory
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 
@@ -22,14 +23,23 @@ INTERVAL_SECONDS = 10
 class Daemon:
     """A reconciler over three partitions, with its broker, store and metrics."""
 
-    def __init__(self, log_dir, store, writers, **config) -> None:
+    def __init__(self, log_dir, store, writers, *, pin_root=None, **config) -> None:
         self.writers = writers
         self.store = store
         self.broker = FakeBroker(*writers)
         self.metrics = Metrics()
+        self.clock = Clock()
         self.archive = archive_in(store)
         self.config = tiered_config(log_dir, interval_ms=INTERVAL_SECONDS * 1000, **config)
-        self.reconciler = reconciler_of(self.config, self.archive, self.broker, metrics=self.metrics)
+        self.pins = PinDirectory(str(pin_root)) if pin_root else None
+        self.reconciler = reconciler_of(
+            self.config,
+            self.archive,
+            self.broker,
+            metrics=self.metrics,
+            now_ms=self.clock,
+            pins={str(log_dir): self.pins} if self.pins else None,
+        )
 
     @asynccontextmanager
     async def running(self):
@@ -50,6 +60,11 @@ class Daemon:
         """Return the bases that each partition's manifest names."""
         found = {str(each.name): bases(self.store, each) for each in self.writers}
         return {name: named for name, named in found.items() if named}
+
+    def pinned(self, writer: LogWriter) -> list[int]:
+        """Return the bases of a partition's pins."""
+        assert self.pins, "made with a pin_root"
+        return [pin.segment.base_offset for pin in self.pins.pins(writer.partition)]
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -10,7 +11,8 @@ from tests.fakes.archive import archive_in, archiver_of, observed, values_in, wr
 from tests.fakes.broker import FakeBroker
 from tests.fakes.store import store_unavailable
 from tests.unit.services.manifests import bases, stored_manifest
-from tieringd.errors import FencedError, LocalFileError, StorageUnavailable
+from tieringd.errors import BrokerUnavailable, FencedError, LocalFileError, StorageUnavailable
+from tieringd.policies.upload import UploadLimits
 from tieringd.services.archiver import StepResult
 from tieringd.storage.memory import MemoryStore
 
@@ -39,15 +41,17 @@ class PickyStore(MemoryStore):
 
 
 async def test_step_without_closed_segments_does_nothing(writer, archiver, store):
-    """The active segment is not uploaded, and no manifest is written about nothing."""
+    """The active segment is not uploaded; the bucket knows of the partition, and once is enough."""
     writer.append()
 
     assert await archiver.step(observed(writer)) == StepResult()
-    assert stored_manifest(store, writer) is None
+    assert await archiver.step(observed(writer)) == StepResult()
+    manifest = stored_manifest(store, writer)
+    assert (len(manifest.segments), manifest.next_offset, manifest.commit_number) == (0, 0, 1)
 
 
 async def test_step_uploads_closed_segments_in_one_commit(writer, archiver, archive, store, metrics):
-    """All eligible segments of a step are in the bucket and in the manifest, after a single commit."""
+    """All eligible segments of a step are in bucket and manifest, after one commit and the claim."""
     first, second = writer.closed_segment(b"a", b"b"), writer.closed_segment(b"c")
 
     result = await archiver.step(observed(writer))
@@ -55,18 +59,18 @@ async def test_step_uploads_closed_segments_in_one_commit(writer, archiver, arch
     assert result == StepResult(uploaded=2)
     manifest = stored_manifest(store, writer)
     assert [each.base_offset for each in manifest.segments] == [first, second]
-    assert manifest.commit_number == 1
+    assert manifest.commit_number == 2
     assert manifest.epochs == ((0, 0),)
     assert await values_in(archive, manifest) == written_below(writer, manifest.next_offset)
     assert value_of(metrics, "tieringd_uploads_total", topic="orders") == 2
-    assert value_of(metrics, "tieringd_manifest_commits_total", topic="orders") == 1
+    assert value_of(metrics, "tieringd_manifest_commits_total", topic="orders") == 2
 
 
 async def test_step_takes_so_many_segments_at_once(writer, archive, broker, store):
     """A step uploads up to its limit, says what is left, and the next goes on from there."""
     for _ in range(3):
         writer.closed_segment()
-    archiver = archiver_of(writer, archive, broker, segments_per_step=2)
+    archiver = archiver_of(writer, archive, broker, limits=UploadLimits(segments_per_step=2))
 
     first = await archiver.step(observed(writer))
     assert (first.uploaded, first.pending_segments, first.made_progress) == (2, 1, True)
@@ -143,15 +147,29 @@ async def test_prefix_before_a_failed_upload_is_committed(writer, broker, refuse
     assert bases(store, writer) == written
 
 
-async def test_failed_step_trims_nothing(writer, broker):
-    """While something is wrong with the store the local log stays as it is."""
+async def test_failing_store_does_not_keep_durable_segments_on_disk(writer, broker):
+    """While the store takes nothing more, what it has taken may go: the disk needs the room."""
     store = PickyStore()
     writer.closed_segment()
-    store.refused = {writer.closed_segment()}
+    second = writer.closed_segment()
+    store.refused = {second}
     archiver = archiver_of(writer, archive_in(store), broker)
 
     with pytest.raises(StorageUnavailable):
         await archiver.step(observed(writer, target_bytes=0))
+
+    assert broker.trims == [(writer.name, second)]
+
+
+async def test_step_that_failed_on_the_local_log_trims_nothing(writer, archiver, broker):
+    """While something is wrong with the local files they stay as they are."""
+    writer.closed_segment()
+    second = writer.closed_segment()
+    seen = observed(writer, target_bytes=0)
+    writer.flip_byte(second)
+
+    with pytest.raises(LocalFileError):
+        await archiver.step(seen)
 
     assert broker.trims == []
 
@@ -168,8 +186,9 @@ async def test_unreadable_segment_ends_the_prefix(writer, archiver, store):
     assert bases(store, writer) == [first]
 
 
-async def test_commit_that_failed_is_looked_up_before_the_next(writer, archiver, store):
+async def test_commit_that_failed_is_looked_up_before_the_next(writer, archiver, store, metrics):
     """After a commit of unknown fate the archiver reads the manifest and goes on from what it says."""
+    await archiver.step(observed(writer))
     writer.closed_segment()
     seen = observed(writer)
     # Data and index go through; the manifest's answer is lost, and so is the look after it.
@@ -178,10 +197,15 @@ async def test_commit_that_failed_is_looked_up_before_the_next(writer, archiver,
         await archiver.step(seen)
     assert archiver.manifest is None
 
+    assert archiver.last_manifest is not None
+    assert len(archiver.last_manifest.segments) == 0
+
     result = await archiver.step(seen)
 
     assert result.uploaded == 0
-    assert archiver.manifest == stored_manifest(store, writer)
+    assert archiver.manifest == archiver.last_manifest == stored_manifest(store, writer)
+    # Whoever's answer told of it, the segment is durable, and is counted.
+    assert value_of(metrics, "tieringd_uploads_total", topic="orders") == 1
 
 
 def fail_commit(store: MemoryStore, *, after_effect: bool) -> None:
@@ -243,20 +267,60 @@ async def test_fenced_archiver_changes_nothing(writer, archiver, store, broker):
     assert archiver.manifest is None
 
 
-async def test_deposed_leaders_last_commit_does_not_stop_the_new_one(writer, archiver, store, broker):
-    """A new leader that read the manifest before the old one's last commit goes on after it."""
-    new = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1)
-    await new.step(observed(writer))
+async def test_deposed_leader_that_does_not_know_it_trims_nothing(writer, archiver, store, broker):
+    """Its successor may have cut off the archive what it would trim by."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    newer = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1)
+    writer.begin_epoch(1)
+    await newer.step(observed(writer))
+    full = observed(writer, target_bytes=0)
+
+    assert (await archiver.step(full)).trimmed == 0
+    assert broker.trims == []
+    assert not archiver.is_at_rest(full)
+    with pytest.raises(FencedError, match="leader epoch 1 owns"):
+        await archiver.step(full)
+
+
+async def test_store_that_is_away_does_not_keep_durable_segments_from_being_trimmed(
+    writer, archiver, store, broker
+):
+    """Nobody replaces a manifest that cannot be reached, and a disk fills when nothing is uploaded."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    store.fail_next("head", lambda: store_unavailable("head"))
+    assert (await archiver.step(observed(writer, target_bytes=0))).trimmed == 1
+
+
+async def test_new_leaders_claim_ends_the_old_one(writer, archiver, store, broker):
+    """From its first look on a new leader owns the manifest, though it has nothing to upload."""
     first = writer.closed_segment()
     await archiver.step(observed(writer))
+    writer.begin_epoch(1)
+    new = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1)
+    await new.step(observed(writer))
     second = writer.closed_segment()
 
-    with pytest.raises(StorageUnavailable):
-        await new.step(observed(writer))
+    with pytest.raises(FencedError, match="leader epoch 1 owns the manifest"):
+        await archiver.step(observed(writer))
     await new.step(observed(writer))
 
     assert bases(store, writer) == [first, second]
     assert stored_manifest(store, writer).leader_epoch == 1
+
+
+async def test_archiver_whose_leadership_is_old_news_stores_nothing(writer, archiver, store):
+    """A process that was stopped through a change of leadership stores no object when it goes on."""
+    await archiver.step(observed(writer))
+    before = set(store._objects)
+    writer.closed_segment()
+    archiver.confirm_leadership(until=asyncio.get_running_loop().time() - 1)
+
+    with pytest.raises(BrokerUnavailable, match="looking again"):
+        await archiver.step(observed(writer))
+
+    assert set(store._objects) == before
 
 
 @pytest.mark.parametrize("awaits", range(1, 16))
@@ -294,7 +358,9 @@ async def test_lag_is_the_age_of_the_oldest_segment_that_waits(writer, archive, 
     for _ in range(2):
         writer.closed_segment()
     broker = FakeBroker(writer)
-    slow = archiver_of(writer, archive, broker, metrics=metrics, now_ms=clock, segments_per_step=1)
+    slow = archiver_of(
+        writer, archive, broker, metrics=metrics, now_ms=clock, limits=UploadLimits(segments_per_step=1)
+    )
     seen = observed(writer)
     waiting = seen.log.segments[1]
     clock.now_ms = waiting.modified_ns // 1_000_000 + 5_000
@@ -308,3 +374,33 @@ async def test_lag_is_the_age_of_the_oldest_segment_that_waits(writer, archive, 
     await slow.step(seen)
     assert value_of(metrics, "tieringd_upload_lag_seconds", **labels) == 0
     assert value_of(metrics, "tieringd_archive_next_offset", **labels) == writer.bases[-1]
+
+
+async def test_active_segment_is_uploaded_before_the_broker_can_delete_it(writer, archiver, store, clock):
+    """Kafka closes and deletes an expired active segment in one go, so half of its retention is its time."""
+    writer.closed_segment()
+    writer.append(b"last", b"words")
+    base_offset = writer.bases[-1]
+    seen = observed(writer)
+    expiring = replace(seen, topic=replace(seen.topic, broker_retention_ms=10_000))
+    await archiver.step(expiring)
+    assert bases(store, writer) == [0]
+
+    clock.now_ms = seen.log.segments[-1].modified_ns // 1_000_000 + 5_000
+    assert not archiver.is_at_rest(expiring)
+    assert (await archiver.step(expiring)).uploaded == 1
+    assert bases(store, writer) == [0, base_offset]
+
+    assert (await archiver.step(expiring)).uploaded == 0
+    assert archiver.is_at_rest(expiring)
+
+
+async def test_active_segment_that_cannot_be_cut_waits_until_it_is_closed(writer, archive, broker, clock):
+    """As where segments are stored in another form than they have on disk."""
+    limits = UploadLimits(cuts_segments=False, max_interval_ms=1)
+    archiver = archiver_of(writer, archive, broker, now_ms=clock, limits=limits)
+    writer.append(b"last", b"words")
+    seen = observed(writer)
+    expiring = replace(seen, topic=replace(seen.topic, broker_retention_ms=10_000))
+    clock.now_ms += 86_400_000
+    assert (await archiver.step(expiring)).uploaded == 0

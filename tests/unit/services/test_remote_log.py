@@ -24,7 +24,7 @@ from tieringd.errors import (
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.sidecar import decode_sidecar
 from tieringd.model.partition import Leadership
-from tieringd.model.segment import AbortedTransaction
+from tieringd.model.segment import AbortedTransaction, SegmentSlice
 from tieringd.storage.memory import MemoryStore
 
 
@@ -51,7 +51,7 @@ def is_open(path: Path) -> bool:
 async def copied(remote_log, leadership, writer, base_offset):
     log = writer.local_log()
     segment = next(each for each in log.segments if each.base_offset == base_offset)
-    return await remote_log.copy_segment(leadership, log, segment)
+    return await remote_log.copy_segment(leadership, log, SegmentSlice.whole(segment))
 
 
 async def test_copy_stores_the_bytes_and_their_index(writer, remote_log, leadership, store):
@@ -154,7 +154,7 @@ async def test_copy_of_a_file_that_is_not_the_scanned_one_is_refused(writer, rem
     writer.flip_byte(base)
 
     with pytest.raises(LocalFileError, match="changed after it was listed"):
-        await remote_log.copy_segment(leadership, log, log.segments[0])
+        await remote_log.copy_segment(leadership, log, SegmentSlice.whole(log.segments[0]))
     assert store._objects == {}
 
 
@@ -281,10 +281,10 @@ async def test_local_checksum_is_that_of_the_whole_file(writer, remote_log, arch
     manifest = await archived(writer, archive)
     segment = writer.local_log().segments[0]
 
-    assert await remote_log.local_crc32c(segment) == manifest.segments[0].crc32c
+    assert await remote_log.local_checksums(segment, [segment.size_bytes]) == (manifest.segments[0].crc32c,)
     writer.flip_byte(base)
     with pytest.raises(LocalFileError, match="changed after it was listed"):
-        await remote_log.local_crc32c(segment)
+        await remote_log.local_checksums(segment, [segment.size_bytes])
 
 
 async def test_local_checksum_covers_files_larger_than_the_buffer(writer, remote_log, archive):
@@ -292,7 +292,8 @@ async def test_local_checksum_covers_files_larger_than_the_buffer(writer, remote
     writer.closed_segment(os.urandom(segment_file.READ_BUFFER_BYTES + 1000))
     manifest = await archived(writer, archive)
 
-    crc32c = await remote_log.local_crc32c(writer.local_log().segments[0])
+    segment = writer.local_log().segments[0]
+    (crc32c,) = await remote_log.local_checksums(segment, [segment.size_bytes])
 
     assert crc32c == manifest.segments[0].crc32c
 

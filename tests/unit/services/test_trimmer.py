@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
+from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
+from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerDenied, LocalFileError
-from tieringd.services.trimmer import DENIED_PAUSE_MS, Trimmer
+from tieringd.services.trimmer import DENIED_PAUSE_MS, STALE_LOOK_SECONDS, Trimmer
+
+
+async def always() -> bool:
+    return True
 
 
 @pytest.fixture
 def trimmer(writer, broker, archive, metrics, clock):
     return Trimmer(
-        writer.identified, broker=broker, remote_log=archive.remote_log, metrics=metrics, now_ms=clock
+        writer.identified,
+        broker=broker,
+        remote_log=archive.remote_log,
+        metrics=metrics,
+        now_ms=clock,
+        is_current=always,
     )
 
 
@@ -30,6 +44,30 @@ async def test_durable_segments_past_the_target_are_trimmed(writer, archive, tri
     value = metrics.registry.get_sample_value
     assert value("tieringd_trimmed_segments_total", {"topic": "orders"}) == 3
     assert value("tieringd_trimmed_bytes_total", {"topic": "orders"}) == size_bytes
+
+
+@virtually
+async def test_look_from_before_a_trim_is_not_trimmed_by_again(writer, archive, trimmer, broker, metrics):
+    """Its segments are gone already, and were counted; a look begun since then is another matter."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    await asyncio.sleep(1)
+    seen = replace(observed(writer, target_bytes=0), looked_at=asyncio.get_running_loop().time())
+    await asyncio.sleep(1)
+    assert await trimmer.trim(manifest, seen) == 1
+    assert len(broker.trims) == 1
+
+    async def tries_again(look) -> bool:
+        # The file is gone here, which is said once somebody wants to read it.
+        with capture_logs() as lines:
+            await trimmer.trim(manifest, look)
+        return [line["event"] for line in lines] == ["segment cannot be compared before a trim"]
+
+    assert not await tries_again(seen)
+    assert await tries_again(replace(seen, looked_at=asyncio.get_running_loop().time()))
+    # A broker that forgot the trim in a crash looks just as before it.
+    await asyncio.sleep(STALE_LOOK_SECONDS)
+    assert await tries_again(seen)
 
 
 async def test_segments_within_the_target_stay(writer, archive, trimmer, broker):
@@ -98,16 +136,23 @@ class CountingLog:
         self._remote_log = remote_log
         self.read: list[int] = []
 
-    async def local_crc32c(self, segment) -> int:
+    async def local_checksums(self, segment, sizes) -> tuple[int, ...]:
         self.read.append(segment.base_offset)
-        return await self._remote_log.local_crc32c(segment)
+        return await self._remote_log.local_checksums(segment, sizes)
 
 
 @pytest.fixture
 def counted(writer, broker, archive, metrics, clock):
     """Give a remote log that counts, and a trimmer that uses it."""
     counting = CountingLog(archive.remote_log)
-    trimmer = Trimmer(writer.identified, broker=broker, remote_log=counting, metrics=metrics, now_ms=clock)
+    trimmer = Trimmer(
+        writer.identified,
+        broker=broker,
+        remote_log=counting,
+        metrics=metrics,
+        now_ms=clock,
+        is_current=always,
+    )
     return counting, trimmer
 
 
@@ -224,4 +269,4 @@ async def test_archiver_trims_only_what_its_step_has_committed(writer, store, br
     result = await archiver.step(observed(writer, target_bytes=0))
 
     assert (result.uploaded, result.trimmed, result.made_progress) == (1, 1, False)
-    assert order == ["log", "index", "manifest", "trim"]
+    assert order == ["manifest", "log", "index", "manifest", "trim"]

@@ -106,6 +106,48 @@ async def test_pause_that_the_store_asks_for_is_kept():
     assert now() == 4
 
 
+async def test_success_after_an_outage_ends_the_backoff_of_others():
+    """The first request that succeeds again shows that the store is back: nobody waits any longer."""
+    memory = MemoryStore()
+    memory.add("key", b"content")
+    memory.fail_next("get", unavailable(), times=6)
+    store = store_over(memory)
+    waiting = asyncio.create_task(store.get("key"))
+    await asyncio.sleep(4)
+    await put(store, "other", b"x")
+    await waiting
+    assert now() == 4
+    assert operations(memory) == ["get"] * 6 + ["put", "get"]
+
+
+async def test_store_that_fails_now_and_then_ends_nobodys_backoff():
+    """While others keep succeeding, a request that fails keeps to its pauses."""
+    memory = MemoryStore()
+    memory.add("key", b"content")
+    store = store_over(memory)
+    await put(store, "other", b"x")
+    memory.fail_next("get", unavailable(), times=5)
+    waiting = asyncio.create_task(store.get("key"))
+    while not waiting.done():
+        await put(store, "other", b"x")
+        await asyncio.sleep(0.5)
+    assert now() == pytest.approx(3.5)  # It ended at 3.1, between two puts.
+    assert operations(memory).count("get") == 6
+
+
+async def test_pause_that_the_store_asks_for_outlasts_the_success_of_others():
+    """A store that named a time is not asked before it, whatever else it answers meanwhile."""
+    memory = MemoryStore()
+    memory.add("key", b"content")
+    memory.fail_next("get", unavailable(retry_after_seconds=5))
+    store = store_over(memory)
+    waiting = asyncio.create_task(store.get("key"))
+    await asyncio.sleep(2)
+    await put(store, "other", b"x")
+    await waiting
+    assert now() == 5
+
+
 async def test_deadline_ends_the_attempts():
     """Out of time, the error names operation, key, attempts and seconds, and the last error is its cause."""
     memory = MemoryStore()

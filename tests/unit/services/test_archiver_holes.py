@@ -1,0 +1,73 @@
+"""An archiver over a log with a hole in it: one that only pins hold, and one of them is missing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.fakes.archive import archiver_of, observed, values_in
+from tieringd.broker.pins import PinDirectory
+from tieringd.errors import LocalFileError
+
+
+@pytest.fixture
+def writer(writer):
+    """Give a transaction, its abort in the next segment, and another transaction in the third."""
+    writer.append(b"first", producer_id=1)
+    writer.append(b"plain")
+    writer.roll()
+    writer.abort(1)
+    writer.roll()
+    writer.append(b"second", producer_id=1)
+    writer.commit(1)
+    writer.roll()
+    return writer
+
+
+@pytest.fixture
+def look(writer, tmp_path):
+    """Return a function that looks at the log when the broker has deleted two segments, and at some pins."""
+    directory = PinDirectory(str(tmp_path / "pins"))
+    for segment in writer.local_log().closed_segments[:2]:
+        directory.make(writer.partition, segment)
+    writer.drop_head()
+    writer.drop_head()
+    pins = directory.pins(writer.partition)
+    return lambda *which: replace(observed(writer), pins=tuple(pins[one] for one in which))
+
+
+async def test_transaction_whose_marker_is_lost_counts_as_aborted(writer, look, archive, broker):
+    """Nobody can tell how it ended, and it is not whole: the marker of a later one says nothing of it."""
+    archiver = archiver_of(writer, archive, broker)
+    with pytest.raises(LocalFileError, match="has no marker in the local log"):
+        await archiver.step(look(0))
+
+    with capture_logs() as lines:
+        assert (await archiver.step(look(0))).uploaded == 1
+    (line,) = [one for one in lines if "count as aborted" in one["event"]]
+    assert (line["producer_ids"], line["last_lost_offset"]) == ([1], 2)
+    for _ in range(3):
+        await archiver.step(look(0))
+
+    manifest = archiver.manifest
+    assert [(gap.base_offset, gap.last_offset) for gap in manifest.gaps] == [(2, 2)]
+    assert set((await values_in(archive, manifest)).values()) == {b"first", b"plain", b"second"}
+    committed = await values_in(archive, manifest, read_committed=True)
+    assert set(committed.values()) == {b"plain", b"second"}
+
+
+async def test_hole_that_is_gone_at_the_next_look_changes_nothing(writer, look, archive, broker):
+    """A hole is for ever only when it is seen twice."""
+    archiver = archiver_of(writer, archive, broker)
+    with pytest.raises(LocalFileError):
+        await archiver.step(look(0))
+
+    while (await archiver.step(look(0, 1))).uploaded:
+        pass
+    manifest = archiver.manifest
+    assert manifest.gaps == ()
+    assert b"first" not in (await values_in(archive, manifest, read_committed=True)).values()
+    index = await archive.remote_log.index_of(manifest.partition, manifest.segments[0])
+    assert [(one.first_offset, one.last_offset) for one in index.aborted] == [(0, 2)]

@@ -1,0 +1,117 @@
+"""What the bucket says of topics: found by listing, read when it changed, changed by everyone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.archive import archive_in
+from tieringd.errors import StorageUnavailable
+from tieringd.formats.object_keys import TopicKey, topic_manifest_key
+from tieringd.formats.topic_manifest import Archiving
+from tieringd.model.partition import TopicIdPartition
+from tieringd.services.topic_registry import TopicRegistry
+from tieringd.storage.memory import MemoryStore
+
+ORDERS = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")
+
+
+class CountingStore(MemoryStore):
+    """Counts what is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = []
+
+    async def get(self, key):
+        self.reads.append(key)
+        return await super().get(key)
+
+
+@pytest.fixture
+def store():
+    return CountingStore()
+
+
+@pytest.fixture
+def manifests(store):
+    return archive_in(store).manifests
+
+
+@pytest.fixture
+def registry(store, manifests):
+    return TopicRegistry(store, manifests)
+
+
+def partition(number: int) -> TopicIdPartition:
+    return TopicIdPartition(ORDERS.cluster, ORDERS.topic, ORDERS.topic_id, number)
+
+
+async def test_topic_is_counted_by_its_highest_partition(registry, manifests):
+    """The manifest is made with the first partition, grows with others, and never shrinks."""
+    await registry.ensure([partition(0)])
+    await registry.ensure([partition(2), partition(1)])
+    await registry.ensure([partition(0)])
+    assert (await manifests.load_topic(ORDERS)).partition_count == 3
+
+
+async def test_manifest_is_read_when_it_changed_and_not_again(registry, manifests, store):
+    """A listing is enough to see that nothing changed."""
+    await manifests.ensure_topic(ORDERS, partition_count=1)
+    await registry.refresh("cluster")
+    store.reads.clear()
+    await registry.refresh("cluster")
+    assert store.reads == []
+
+    await manifests.change_topic(ORDERS, lambda known: replace(known, archiving=Archiving.PAUSED))
+    store.reads.clear()
+    await registry.refresh("cluster")
+    assert store.reads == [topic_manifest_key(ORDERS)]
+    assert registry.is_paused(ORDERS)
+
+
+async def test_topic_of_another_cluster_is_not_ours(registry, manifests):
+    """Two clusters may share a bucket, and have topics of one name."""
+    other = TopicKey("other", ORDERS.topic, ORDERS.topic_id)
+    await manifests.change_topic(other, lambda known: replace(known, archiving=Archiving.PAUSED))
+    await registry.refresh("cluster")
+    assert not registry.is_paused(other)
+    assert registry.manifest(other) is None
+
+
+async def test_what_was_seen_last_stays_while_the_store_is_away(registry, manifests, store):
+    """A topic that is paused stays paused when nobody can be asked."""
+    await manifests.change_topic(ORDERS, lambda known: replace(known, archiving=Archiving.PAUSED))
+    await registry.refresh("cluster")
+    store.fail_next("list_page", lambda: StorageUnavailable("away"))
+    with pytest.raises(StorageUnavailable):
+        await registry.refresh("cluster")
+    assert registry.is_paused(ORDERS)
+
+
+async def test_topic_whose_manifest_is_gone_is_forgotten(registry, manifests, store):
+    """A topic that was purged from the bucket leaves nothing behind here."""
+    await manifests.ensure_topic(ORDERS, partition_count=1)
+    await registry.refresh("cluster")
+    await store.delete_many([topic_manifest_key(ORDERS)])
+    await registry.refresh("cluster")
+    assert registry.manifest(ORDERS) is None
+
+
+async def test_damaged_manifest_keeps_what_was_known(registry, manifests, store):
+    """Bytes that are no topic manifest are reported, and change nothing."""
+    await manifests.change_topic(ORDERS, lambda known: replace(known, archiving=Archiving.PAUSED))
+    await registry.refresh("cluster")
+    store._objects[topic_manifest_key(ORDERS)] = (b"{", store._objects[topic_manifest_key(ORDERS)][1])
+    registry._versions.clear()
+    await registry.refresh("cluster")
+    assert registry.is_paused(ORDERS)
+
+
+async def test_change_is_made_on_what_others_left(registry, manifests):
+    """A change by another daemon in between is kept."""
+    await registry.ensure([partition(0)])
+    await manifests.ensure_topic(ORDERS, partition_count=5)
+    changed = await registry.change(ORDERS, lambda known: replace(known, archiving=Archiving.PAUSED))
+    assert (changed.partition_count, changed.archiving) == (5, Archiving.PAUSED)

@@ -1,0 +1,142 @@
+"""Uploads through a gate, on virtual time: started, watched and ended by a test."""
+
+from __future__ import annotations
+
+import asyncio
+
+import looptime
+import pytest
+
+from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
+from tieringd.policies.upload_control import OrderLimits, UploadPace
+from tieringd.services.upload_gate import UploadGate
+from tieringd.services.upload_line import Urgency
+
+KIB = 1024
+ORDER = OrderLimits(near_loss_seconds=100, last_moment_seconds=10, fair_turn_every=4)
+
+
+def partition(number: int) -> TopicIdPartition:
+    return TopicIdPartition("cluster", "orders", NO_TOPIC_ID, number)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def gate_at(uploads: int, bytes_per_second: int | None = None, **options) -> UploadGate:
+    options = {"timers": asyncio.get_running_loop(), "order": ORDER, "segments_per_turn": 1, **options}
+    return UploadGate(UploadPace(uploads, bytes_per_second), **options)
+
+
+async def settle() -> None:
+    """Let every task run as far as it can without time passing."""
+    for _ in range(6):
+        await asyncio.sleep(0)
+
+
+class Uploader:
+    """Makes uploads of a gate, and remembers when each began and how many ran at once."""
+
+    def __init__(self, gate: UploadGate) -> None:
+        self.gate = gate
+        self.begun: list[tuple[float, int, int]] = []
+        self.running = 0
+        self.most_running = 0
+        self.tasks: list[asyncio.Task[None]] = []
+        self._ends: list[tuple[int, asyncio.Event]] = []
+
+    @property
+    def order(self) -> list[int]:
+        """Return the partitions in the order in which their uploads began."""
+        return [number for _, number, _ in self.begun]
+
+    @property
+    def times(self) -> list[float]:
+        """Return when the uploads began."""
+        return [pytest.approx(at) for at, _, _ in self.begun]
+
+    def start(
+        self, number: int, size_bytes: int = KIB, *, seconds: float | None = None, **urgency
+    ) -> asyncio.Task[None]:
+        """Ask for an upload that takes *seconds*, or until it is ended by hand."""
+        upload = self._upload(number, size_bytes, seconds, Urgency(**urgency))
+        task = asyncio.get_running_loop().create_task(upload)
+        self.tasks.append(task)
+        return task
+
+    async def start_all(self, *numbers: int, **details) -> None:
+        for number in numbers:
+            self.start(number, **details)
+        await settle()
+
+    async def end_first(self) -> int:
+        """End the upload that has been running longest."""
+        number, end = self._ends.pop(0)
+        end.set()
+        await settle()
+        return number
+
+    async def let_next_in(self) -> None:
+        """End the upload that has been running longest, and stop before the next one runs."""
+        self._ends.pop(0)[1].set()
+        await asyncio.sleep(0)
+
+    async def end_all(self) -> None:
+        while self._ends:
+            await self.end_first()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _upload(self, number: int, size_bytes: int, seconds: float | None, urgency: Urgency) -> None:
+        async with self.gate.upload(partition(number), size_bytes, urgency):
+            self.begun.append((now(), number, size_bytes))
+            self.running += 1
+            self.most_running = max(self.most_running, self.running)
+            try:
+                if seconds is None:
+                    end = asyncio.Event()
+                    self._ends.append((number, end))
+                    await end.wait()
+                else:
+                    await asyncio.sleep(seconds)
+            finally:
+                self.running -= 1
+
+
+class CountingTimers:
+    """The loop's timers, called *early_seconds* before their time, and counted."""
+
+    def __init__(self, early_seconds: float = 0.0) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._early_seconds = early_seconds
+        self.pending: set[float] = set()
+        self.made = 0
+
+    def time(self) -> float:
+        return self._loop.time()
+
+    def call_at(self, when: float, callback, argument: float, /) -> CountedTimer:
+        def call() -> None:
+            self.pending.discard(when)
+            callback(argument)
+
+        self.made += 1
+        self.pending.add(when)
+        return CountedTimer(self, when, self._loop.call_at(when - self._early_seconds, call))
+
+
+class CountedTimer:
+    """One timer of `CountingTimers`."""
+
+    def __init__(self, timers: CountingTimers, when: float, handle: asyncio.TimerHandle) -> None:
+        self._timers, self._when, self._handle = timers, when, handle
+
+    def cancel(self) -> None:
+        self._timers.pending.discard(self._when)
+        self._handle.cancel()
+
+
+def on_virtual_time(coroutine) -> None:
+    """Run a coroutine on a loop of its own: a property is run many times in one test."""
+    with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
+        runner.run(coroutine)

@@ -1,0 +1,173 @@
+"""
+The claim: one partition's manifest under one leader epoch, from the first look to being fenced.
+
+All that an archiver knows of the bucket is here, and changes only after the bucket did. What the
+bucket is found to hold newly is said and counted once, whoever's answer told of it: the answer
+of a commit may be lost after the commit took effect.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import FencedError, StorageUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.metrics import Metrics
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import Leadership
+    from tieringd.services.manifest_store import ManifestStore, StoredManifest
+
+log = structlog.get_logger(__name__)
+
+
+class Claim:
+    """
+    Hold a partition's manifest for its archiver. One task at a time uses it.
+
+    It may be cancelled at any await: until the answer to a commit is known, nothing is taken for
+    known, and the next use reads the manifest again.
+    """
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        manifests: ManifestStore,
+        *,
+        metrics: Metrics,
+        known: StoredManifest | None = None,
+    ) -> None:
+        """Take the parts; *known* is the manifest as this daemon saw it while it followed."""
+        self._leadership = leadership
+        self._manifests = manifests
+        self._metrics = metrics
+        self._known = known
+        self._stored: StoredManifest | None = None
+        self._announced: PartitionManifest | None = None
+        self._log = log.bind(
+            topic=leadership.partition.topic,
+            partition=leadership.partition.partition,
+            leader_epoch=leadership.leader_epoch,
+        )
+
+    @property
+    def manifest(self) -> PartitionManifest | None:
+        """Return what is in the bucket; None while that is not known for certain."""
+        return self._stored.manifest if self._stored else None
+
+    @property
+    def last_manifest(self) -> PartitionManifest | None:
+        """Return what was in the bucket when it was last known; None when it never was."""
+        if self._announced is not None:
+            return self._announced
+        return self._known.manifest if self._known else None
+
+    async def current(self, begin: Callable[[], PartitionManifest]) -> StoredManifest:
+        """
+        Return the manifest to act on: our own last write, or a fresh read.
+
+        One of an older epoch, or none, is claimed at once: a deposed leader's next commit fails even
+        if we have nothing to upload, and the bucket knows of the partition from its first look on.
+        *begin* gives the manifest of a partition that has none.
+
+        Raises:
+            FencedError: A newer leader epoch owns it.
+            CorruptDataError: The stored manifest is damaged.
+        """
+        if self._stored is not None:
+            return self._stored
+        partition, leader_epoch = self._leadership.partition, self._leadership.leader_epoch
+        if self._known is None:
+            stored = await self._manifests.load(partition)
+        else:
+            stored = await self._manifests.refreshed(partition, self._known)
+        found = stored.manifest
+        if found is not None and found.leader_epoch > leader_epoch:
+            raise FencedError(
+                f"leader epoch {found.leader_epoch} owns the manifest of {partition}, and this "
+                f"broker leads it since epoch {leader_epoch} only"
+            )
+        self._known = stored
+        if found is None or found.leader_epoch < leader_epoch:
+            return await self.commit(stored, found or begin())
+        return self._hold(stored)
+
+    async def commit(self, stored: StoredManifest, manifest: PartitionManifest) -> StoredManifest:
+        """
+        Replace *stored* by *manifest*, under our leader epoch.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            StorageUnavailable: The next use reads it again.
+        """
+        self._stored = None
+        committed = await self._manifests.commit(stored, manifest, leader_epoch=self._leadership.leader_epoch)
+        self._metrics.manifest_commits.labels(self._leadership.partition.topic).inc()
+        return self._hold(committed)
+
+    async def is_current(self) -> bool:
+        """
+        Say whether the bucket still holds the manifest that we hold.
+
+        Otherwise the next use reads it again, and finds out who owns it. A store that does not
+        answer lets nobody replace it either, as far as we can know.
+
+        Raises:
+            StorageError: An operator must act.
+        """
+        known = self._known
+        assert known is not None, "asked after `current`"
+        try:
+            found = await self._manifests.refreshed(self._leadership.partition, known)
+        except StorageUnavailable as error:
+            self._log.info("manifest cannot be looked at", error=str(error))
+            return True
+        if found.version == known.version:
+            return True
+        self._stored = None
+        self._log.warning("another writer has changed the manifest; reading it again")
+        return False
+
+    def _hold(self, stored: StoredManifest) -> StoredManifest:
+        self._stored = self._known = stored
+        self._announce(stored.existing)
+        return stored
+
+    def _announce(self, manifest: PartitionManifest) -> None:
+        """Say which segments, gaps and replacements the bucket holds that it did not hold when last seen."""
+        before, self._announced = self._announced, manifest
+        if before is None:
+            return
+        topic = self._leadership.partition.topic
+        segments = manifest.segments
+        for row in range(segments.row_at_or_after(before.next_offset), len(segments)):
+            segment = segments[row]
+            self._metrics.uploads.labels(topic).inc()
+            self._metrics.upload_bytes.labels(topic).inc(segment.size_bytes)
+            self._log.info(
+                "segment durable",
+                base_offset=segment.base_offset,
+                last_offset=segment.last_offset,
+                size_bytes=segment.size_bytes,
+            )
+        for gap in manifest.gaps:
+            if gap not in before.gaps:
+                self._metrics.gaps.labels(topic).inc()
+                self._log.error(
+                    "gap recorded in the archive",
+                    base_offset=gap.base_offset,
+                    last_offset=gap.last_offset,
+                    reason=gap.reason,
+                )
+        for one in manifest.replacements[len(before.replacements) :]:
+            offsets = one.last_offset - one.base_offset + 1
+            self._metrics.replaced_offsets.labels(topic).inc(offsets)
+            self._log.error(
+                "archive's tail replaced: another leader's log took its place",
+                base_offset=one.base_offset,
+                last_offset=one.last_offset,
+            )

@@ -1,0 +1,309 @@
+"""
+The observer: one look at everything, for all partitions together.
+
+Each round it reads the log directories, and asks the broker for leadership, topic configuration
+and the bounds of the logs. What could not be looked at is named, and never taken for absent.
+The object store is not asked: a round does not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import CorruptDataError, LocalFileError, StorageError, StorageUnavailable
+from tieringd.formats.object_keys import TopicKey
+from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
+from tieringd.services.observation import Observation
+from tieringd.services.topic_registry import topic_key
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from tieringd.broker.base import Broker
+    from tieringd.broker.layout import Layout
+    from tieringd.broker.log_dir import LogDirScan
+    from tieringd.config import Config, TopicConfig
+    from tieringd.metrics import Metrics
+    from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.offset_translation import OffsetTranslation
+    from tieringd.model.partition import Replica, TopicPartition
+    from tieringd.policies.pinning import Pin
+    from tieringd.services.manifest_store import ManifestStore
+    from tieringd.services.pinner import Pinner
+    from tieringd.services.topic_registry import TopicRegistry
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A partition of an archived topic that is not archived from here, at least not in this round."""
+
+    partition: TopicIdPartition
+    log: LocalLog
+    pins: tuple[Pin, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What one round saw."""
+
+    cluster: str
+    wanted: Mapping[Leadership, Observation]
+    """An observation for each partition to archive."""
+    followed: tuple[Followed, ...]
+    """Those that another broker leads, or that are paused."""
+    problems: Mapping[str, str]
+    """Why a path or partition was left out of this round, by its name."""
+    held_back: tuple[Followed, ...] = ()
+    """Those that this broker leads, of which something is not known yet that archiving needs."""
+    unnamed: tuple[LocalPartition, ...] = ()
+    """Those on disk that the cluster does not tell of, as when they are new, or on their way out."""
+    managed: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
+    """Topics whose retention this daemon is to manage: it leads their partition 0."""
+    paused: frozenset[TopicKey] = frozenset()
+    unclear: frozenset[TopicPartition] = frozenset()
+    """Partitions that could not be looked at: what is known of them stays as it is."""
+
+
+class Observer:
+    """
+    Look at the log directories and the broker.
+
+    It remembers what it has reported, and the last observation of each partition: one that is as
+    it was is handed on as the same object, so that an archiver knows that nothing is new.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        broker: Broker,
+        metrics: Metrics,
+        pinner: Pinner,
+        registry: TopicRegistry,
+        manifests: ManifestStore,
+        layout: Layout,
+    ) -> None:
+        self._config = config
+        self._log_dirs = tuple(str(path) for path in config.broker.log_dirs)
+        self._broker = broker
+        self._metrics = metrics
+        self._pinner = pinner
+        self._registry = registry
+        self._manifests = manifests
+        self._layout = layout
+        self._translations: dict[str, tuple[OffsetTranslation, ...]] = {}
+        self._observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
+        # A look remembers files for the next one, so there is one at a time.
+        self._looking = asyncio.Lock()
+        self._topics: dict[str, TopicConfig] = {}
+        self._problems: dict[str, str] = {}
+        self._topic_problems: set[str] = set()
+        self._has_looked = False
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Return what the last look could not see, and why."""
+        return dict(self._problems)
+
+    async def look(self) -> World:
+        """
+        Read the log directories and ask the broker, once for all partitions.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer; archivers go on with what they have.
+            BrokerDenied: The broker refuses to answer.
+        """
+        async with self._looking:
+            return await self._look()
+
+    async def look_again(self, paths: Collection[str]) -> dict[Leadership, Observation] | None:
+        """
+        Look at the files and bounds of some partitions that the last look found to be archived.
+
+        The price is that of these partitions alone, so it is for those in which a segment was just
+        closed. Leadership and configuration are as the last look found them. None when that will not
+        do: a path is another's, its leader epochs have changed, or it cannot be read.
+
+        Raises:
+            BrokerUnavailable: The broker does not answer.
+            BrokerDenied: The broker refuses to answer.
+        """
+        async with self._looking:
+            looked_at = asyncio.get_running_loop().time()
+            known = [one for one in self._observed.values() if one[1].log.partition.path in paths]
+            if len(known) != len(paths):
+                return None
+            partitions = [seen.log.partition for _, seen in known]
+            files, unclear = await asyncio.to_thread(self._read_files, partitions, {})
+            if unclear:
+                return None
+            bounds = await self._broker.log_bounds([local_log for local_log, _ in files])
+            again: dict[Leadership, Observation] = {}
+            for (leadership, earlier), (local_log, pins) in zip(known, files, strict=True):
+                found = bounds[local_log.partition.topic_partition]
+                if local_log.epochs != earlier.log.epochs or not isinstance(found, LogBounds):
+                    return None
+                again[leadership] = Observation(local_log, found, earlier.topic, pins, looked_at)
+            self._observed |= {one.partition.topic_partition: (one, seen) for one, seen in again.items()}
+            return again
+
+    async def _look(self) -> World:
+        looked_at = asyncio.get_running_loop().time()
+        scan = await asyncio.to_thread(self._layout.scan, self._log_dirs)
+        problems: dict[str, str] = {problem.path: str(problem) for problem in scan.problems}
+        cluster = await self._broker.cluster_id()
+        view = await self._broker.replicas(scan.partitions)
+        ours = [
+            _with_topic_id(one, view.topic_ids.get(one.topic_partition.topic, one.topic_id))
+            for one in scan.partitions
+            if one.topic_partition in view.replicas
+        ]
+        topics = await self._topic_configs(ours)
+        archived = [one for one in ours if topics[one.topic_partition.topic].remote_write]
+        files, unclear = await asyncio.to_thread(self._read_files, archived, problems)
+        files += await self._translated(cluster, archived, unclear, problems)
+        led = [one for one, _ in files if view.replicas[one.partition.topic_partition].is_leader]
+        bounds = await self._broker.log_bounds(led)
+        observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
+        followed: list[Followed] = []
+        held_back: list[Followed] = []
+        managed: dict[TopicKey, TopicConfig] = {}
+        topic_ids = {(one.topic_partition.topic, one.topic_id) for one in archived}
+        keys = {TopicKey(cluster, *identity) for identity in topic_ids}
+        paused = {key for key in keys if self._registry.is_paused(key)}
+        for local_log, pins in files:
+            name = local_log.partition.topic_partition
+            replica, topic = view.replicas[name], topics[name.topic]
+            if replica.is_leader and name.partition == 0 and topic.managed_retention:
+                managed[topic_key(_identify(cluster, local_log.partition))] = topic
+            if not replica.is_leader or (
+                paused and topic_key(_identify(cluster, local_log.partition)) in paused
+            ):
+                followed.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
+                continue
+            found = bounds[name]
+            if not isinstance(found, LogBounds):
+                problems[local_log.partition.path] = str(found)
+                unclear.add(name)
+            elif self._registry.is_known:
+                seen = Observation(local_log, found, topic, pins, looked_at)
+                observed[name] = self._observe(cluster, replica, seen)
+                continue
+            held_back.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
+        self._observed = observed
+        self._report(problems, scan)
+        archived_topics = {one.topic_partition.topic for one in archived}
+        in_cluster = sum(view.partition_counts[name] for name in archived_topics)
+        self._metrics.followed_partitions.set(len(followed))
+        self._metrics.upload_share.set(len(led) / in_cluster if in_cluster else 0.0)
+        self._metrics.paused_topics.set(len(paused))
+        wanted = dict(observed.values())
+        return World(
+            cluster,
+            wanted,
+            tuple(followed),
+            problems,
+            tuple(held_back),
+            tuple(one for one in scan.partitions if one.topic_partition not in view.replicas),
+            managed,
+            frozenset(paused),
+            frozenset(unclear),
+        )
+
+    def _observe(self, cluster: str, replica: Replica, seen: Observation) -> tuple[Leadership, Observation]:
+        """Return what to hand on: the last observation of the partition where *seen* says the same."""
+        earlier = self._observed.get(seen.log.partition.topic_partition)
+        if (
+            earlier is not None
+            and earlier[1] == seen
+            and (earlier[0].partition.cluster, earlier[0].leader_epoch) == (cluster, replica.leader_epoch)
+        ):
+            return earlier
+        return Leadership(_identify(cluster, seen.log.partition), replica.leader_epoch), seen
+
+    async def _topic_configs(self, partitions: Sequence[LocalPartition]) -> dict[str, TopicConfig]:
+        names = sorted({one.topic_partition.topic for one in partitions})
+        from_broker = await self._broker.topic_configs(names)
+        configs = {name: self._config.topic(name, from_broker.get(name, {})) for name in names}
+        # One that is as it was stays the same object: it is compared for each of its partitions.
+        before, self._topics = self._topics, {}
+        for name, new in configs.items():
+            known = before.get(name)
+            self._topics[name] = known if known is not None and known == new else new
+        faults = {fault for config in configs.values() for fault in config.problems}
+        for fault in sorted(faults - self._topic_problems):
+            log.warning("topic configuration ignored in part", fault=fault)
+        self._topic_problems = faults
+        return self._topics
+
+    def _read_files(
+        self, partitions: Sequence[LocalPartition], problems: dict[str, str]
+    ) -> tuple[list[tuple[LocalLog, tuple[Pin, ...]]], set[TopicPartition]]:
+        """Scan each partition's directory; one that cannot be read is a problem, not the end."""
+        files: list[tuple[LocalLog, tuple[Pin, ...]]] = []
+        unclear: set[TopicPartition] = set()
+        for partition in partitions:
+            try:
+                # The pins first: what the broker deletes in between is then at least in them.
+                pins = self._pinner.pins_of(partition)
+                known = self._translations.get(partition.path, ())
+                files.append((self._layout.read_log(partition, known), pins))
+            except (LocalFileError, CorruptDataError) as error:
+                problems[partition.path] = str(error)
+                unclear.add(partition.topic_partition)
+        return files, unclear
+
+    async def _translated(
+        self,
+        cluster: str,
+        partitions: Sequence[LocalPartition],
+        unclear: set[TopicPartition],
+        problems: dict[str, str],
+    ) -> list[tuple[LocalLog, tuple[Pin, ...]]]:
+        """Look again at logs whose offsets only the archive can tell: a Redpanda log without its head."""
+        again: list[LocalPartition] = []
+        for one in partitions:
+            if one.topic_partition in unclear and self._layout.needs_archive(one):
+                try:
+                    manifest = (await self._manifests.load(_identify(cluster, one))).manifest
+                except (CorruptDataError, StorageError, StorageUnavailable) as error:
+                    problems[one.path] = f"{problems[one.path]}; the archive cannot tell: {error}"
+                    continue
+                if manifest is not None and manifest.translation is not None:
+                    self._translations[one.path] = (manifest.translation,)
+                    again.append(one)
+        if not again:
+            return []
+        for one in again:
+            problems.pop(one.path, None)
+            unclear.discard(one.topic_partition)
+        files, still_unclear = await asyncio.to_thread(self._read_files, again, problems)
+        unclear |= still_unclear
+        return files
+
+    def _report(self, problems: Mapping[str, str], scan: LogDirScan) -> None:
+        """Say what is in the way when it is new, and when it is over."""
+        for path in sorted(problems.keys() - self._problems.keys()):
+            log.error("left out of this round", path=path, reason=problems[path])
+        for path in sorted(self._problems.keys() - problems.keys()):
+            log.info("readable again", path=path)
+        self._problems = dict(problems)
+        self._metrics.unreadable_paths.set(len(problems))
+        if not self._has_looked and scan.left_alone:
+            log.info("directories left alone", paths=sorted(scan.left_alone))
+        self._has_looked = True
+
+
+def _identify(cluster: str, partition: LocalPartition) -> TopicIdPartition:
+    name = partition.topic_partition
+    return TopicIdPartition(cluster, name.topic, partition.topic_id, name.partition)
+
+
+def _with_topic_id(partition: LocalPartition, topic_id: str) -> LocalPartition:
+    return partition if partition.topic_id == topic_id else replace(partition, topic_id=topic_id)

@@ -1,0 +1,103 @@
+"""
+Managed retention: the broker's own retention of a topic, taken over and given back.
+
+A broker deletes by its retention whether or not the data is durable. On a topic that says so
+(`tieringd.managed.retention`) it is set to unlimited, and only tieringd lets go of local data.
+What was set before is in the topic manifest first: nothing is lost when the daemon dies in
+between, and `tieringd topic release` puts it back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tieringd.errors import BrokerDenied
+from tieringd.formats.topic_manifest import OriginalRetention, TopicManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tieringd.broker.base import Broker
+    from tieringd.config import TopicConfig
+    from tieringd.formats.object_keys import TopicKey
+    from tieringd.services.topic_registry import TopicRegistry
+
+log = structlog.get_logger(__name__)
+
+RETENTION_SETTINGS: Final = ("retention.ms", "retention.bytes")
+_UNLIMITED: Final = dict.fromkeys(RETENTION_SETTINGS, "-1")
+
+
+class RetentionManager:
+    """
+    Take over the retention of topics whose partition 0 this broker leads.
+
+    An operator who changes the retention of a managed topic on the broker changes the total
+    retention: the new value is recorded, and the broker's set to unlimited again.
+    """
+
+    def __init__(self, broker: Broker, registry: TopicRegistry) -> None:
+        self._broker = broker
+        self._registry = registry
+        self._denied: set[TopicKey] = set()
+
+    async def step(self, managed: Mapping[TopicKey, TopicConfig]) -> None:
+        """
+        Take over those of *managed* whose retention the broker still has.
+
+        Raises:
+            BrokerUnavailable: Try again in the next round.
+            StorageUnavailable: Likewise.
+        """
+        for key, config in managed.items():
+            has_limit = config.broker_retention_ms is not None or config.broker_retention_bytes is not None
+            known = self._registry.manifest(key)
+            is_released = known is not None and known.retention_released
+            if has_limit and not is_released and key not in self._denied:
+                await self._take_over(key)
+
+    async def _take_over(self, key: TopicKey) -> None:
+        found = await self._broker.topic_overrides(key.topic)
+        original = OriginalRetention(*(found.get(name) for name in RETENTION_SETTINGS))
+
+        def record(manifest: TopicManifest) -> TopicManifest:
+            return replace(manifest, original_retention=_merged(manifest.original_retention, original))
+
+        await self._registry.change(key, record)
+        try:
+            await self._broker.alter_topic(key.topic, _UNLIMITED)
+        except BrokerDenied as error:
+            self._denied.add(key)
+            log.error("retention cannot be managed", topic=key.topic, error=str(error))  # noqa: TRY400 its text is enough
+            return
+        log.info(
+            "retention is managed from here on",
+            topic=key.topic,
+            retention_ms=original.retention_ms,
+            retention_bytes=original.retention_bytes,
+        )
+
+
+async def release(broker: Broker, topic: str, original: OriginalRetention) -> None:
+    """
+    Put a topic's original retention back on the broker.
+
+    Raises:
+        BrokerUnavailable: The broker does not answer.
+        BrokerDenied: We may not.
+    """
+    values = (original.retention_ms, original.retention_bytes)
+    await broker.alter_topic(topic, dict(zip(RETENTION_SETTINGS, values, strict=True)))
+
+
+def _merged(known: OriginalRetention | None, found: OriginalRetention) -> OriginalRetention:
+    """Return what to put back: what is set now, and where that is ours, what was recorded before."""
+    if known is None:
+        return found
+    return OriginalRetention(
+        known.retention_ms if found.retention_ms in ("-1", None) else found.retention_ms,
+        known.retention_bytes if found.retention_bytes in ("-1", None) else found.retention_bytes,
+    )

@@ -1,0 +1,125 @@
+"""
+The topic registry: what the bucket says of topics, kept fresh by listing.
+
+One listing tells the versions of a thousand topic manifests; only those that changed are read.
+So an operator's `tieringd topic pause` reaches every daemon within a round, and an idle
+cluster of ten thousand topics costs ten requests a round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
+from tieringd.formats.topic_manifest import Archiving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.services.manifest_store import ManifestStore
+    from tieringd.storage.base import ObjectStore
+
+log = structlog.get_logger(__name__)
+
+
+class TopicRegistry:
+    """The topic manifests of one cluster, as last seen. One task at a time changes it."""
+
+    def __init__(self, store: ObjectStore, manifests: ManifestStore) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._known: dict[TopicKey, TopicManifest] = {}
+        self._versions: dict[TopicKey, str] = {}
+        self.is_known = False
+        """Whether the bucket was ever seen: until then nobody knows what is paused."""
+
+    def manifest(self, key: TopicKey) -> TopicManifest | None:
+        """Return a topic's manifest as last seen; None when there was none."""
+        return self._known.get(key)
+
+    def is_paused(self, key: TopicKey) -> bool:
+        """Say whether an operator has paused the topic."""
+        known = self._known.get(key)
+        return known is not None and known.archiving is Archiving.PAUSED
+
+    async def refresh(self, cluster: str) -> bool:
+        """
+        Look at what changed in the bucket; return whether anything did, or was seen for the first time.
+
+        Raises:
+            StorageUnavailable: What was seen last stays in force.
+        """
+        seen: set[TopicKey] = set()
+        is_changed = not self.is_known
+        start_after: str | None = None
+        while True:
+            page = await self._store.list_page(
+                f"{TOPIC_MANIFESTS_PREFIX}{cluster}/topics/", start_after=start_after
+            )
+            for info in page.objects:
+                key = parse_topic_manifest_key(info.key)
+                if key is not None:
+                    seen.add(key)
+                    if self._versions.get(key) != info.version:
+                        is_changed |= await self._read(key, info.version)
+            start_after = page.next_start_after
+            if start_after is None:
+                break
+        for gone in self._known.keys() - seen:
+            is_changed = True
+            del self._known[gone]
+            self._versions.pop(gone, None)
+        self.is_known = True
+        return is_changed
+
+    async def ensure(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """
+        See that each topic's manifest exists and counts *partitions*.
+
+        Raises:
+            StorageUnavailable: Try again in the next round.
+        """
+        # The tuple is what a key is made of, and cheaper to look up ten thousand times.
+        counts: dict[tuple[str, str, str], int] = {}
+        for one in partitions:
+            identity = (one.cluster, one.topic, one.topic_id)
+            counts[identity] = max(counts.get(identity, 0), one.partition + 1)
+        for identity, count in counts.items():
+            key = TopicKey(*identity)
+            known = self._known.get(key)
+            if known is None or known.partition_count < count:
+                self._known[key] = await self._manifests.ensure_topic(key, partition_count=count)
+
+    async def change(self, key: TopicKey, change: Callable[[TopicManifest], TopicManifest]) -> TopicManifest:
+        """
+        Change a topic's manifest, and return it as it is stored now.
+
+        Raises:
+            StorageUnavailable: Nothing is known to have changed.
+        """
+        self._known[key] = await self._manifests.change_topic(key, change)
+        return self._known[key]
+
+    async def _read(self, key: TopicKey, version: str) -> bool:
+        """Read a topic's manifest; return whether it says anything new."""
+        try:
+            manifest = await self._manifests.load_topic(key)
+        except CorruptDataError as error:
+            log.error("topic manifest is damaged", topic=key.topic, error=str(error))  # noqa: TRY400 its text is enough
+            return False
+        if manifest is None:
+            return False
+        is_new = self._known.get(key) != manifest
+        self._known[key] = manifest
+        self._versions[key] = version
+        return is_new
+
+
+def topic_key(partition: TopicIdPartition) -> TopicKey:
+    """Return the topic that *partition* is of."""
+    return TopicKey(partition.cluster, partition.topic, partition.topic_id)

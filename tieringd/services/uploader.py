@@ -1,0 +1,105 @@
+"""
+The uploader: what a plan names, side by side into the bucket; what of it may be committed, handed back.
+
+It decides nothing about the manifest. Nothing that it stores has a name there before the archiver
+commits it, so an upload that fails, or that nobody commits, leaves an object that no reader sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.errors import BrokerUnavailable, LocalFileError, TieringError
+from tieringd.policies.upload import admissible_prefix
+from tieringd.services.segment_copier import CopiedSegment
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.model.local_log import LocalLog
+    from tieringd.model.partition import Leadership
+    from tieringd.model.segment import SegmentSlice
+    from tieringd.services.remote_log import RemoteLog
+    from tieringd.services.upload_line import Urgency
+
+
+@dataclass(frozen=True, slots=True)
+class UploadOutcome:
+    """How the uploads of one plan ended."""
+
+    admitted: tuple[CopiedSegment, ...] = ()
+    """The longest prefix that succeeded: it may be committed."""
+    failure: TieringError | None = None
+    """What ended the prefix; None when all succeeded."""
+    failed: SegmentSlice | None = None
+    """What was not copied because of *failure*."""
+
+
+class Uploader:
+    """Upload one partition's segments for as long as this broker is known to lead it."""
+
+    def __init__(self, leadership: Leadership, remote_log: RemoteLog) -> None:
+        self._leadership = leadership
+        self._remote_log = remote_log
+        self._confirmed_until = math.inf
+        self._holes_seen: frozenset[int] = frozenset()
+        """Holes in the log at the last look, if a segment could not be copied then."""
+
+    def confirm_leadership(self, *, until: float) -> None:
+        """Note that the cluster still named this broker the leader; *until* is in loop time."""
+        self._confirmed_until = until
+
+    async def upload(
+        self, local_log: LocalLog, slices: Sequence[SegmentSlice], *, next_offset: int, urgency: Urgency
+    ) -> UploadOutcome:
+        """Copy *slices* of *local_log*, of which the first begins at *next_offset*."""
+        if not slices:
+            return UploadOutcome()
+        outcomes = await self._copy_all(local_log, slices, urgency)
+        copies = [outcome if isinstance(outcome, CopiedSegment) else None for outcome in outcomes]
+        # The next attempt is on another look: a hole that is still there then is there for good.
+        has_failed = any(isinstance(outcome, LocalFileError) for outcome in outcomes)
+        self._holes_seen = local_log.bases_after_holes if has_failed else frozenset()
+        count = admissible_prefix([copy.remote if copy else None for copy in copies], next_offset=next_offset)
+        admitted = tuple(copy for copy in copies[:count] if copy is not None)
+        for part, outcome in zip(slices[count:], outcomes[count:], strict=True):
+            if isinstance(outcome, TieringError):
+                return UploadOutcome(admitted, outcome, part)
+        return UploadOutcome(admitted)
+
+    async def _copy_all(
+        self, local_log: LocalLog, slices: Sequence[SegmentSlice], urgency: Urgency
+    ) -> list[CopiedSegment | TieringError | None]:
+        """Copy each slice; a failure is a result, so that its neighbours can still be committed."""
+
+        async def copy(part: SegmentSlice) -> CopiedSegment | TieringError | None:
+            try:
+                return await self._remote_log.copy_segment(
+                    self._leadership,
+                    local_log,
+                    part,
+                    urgency=urgency,
+                    before_put=self._require_leadership,
+                    final_holes=self._holes_seen,
+                )
+            except TieringError as error:
+                return error
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(copy(part)) for part in slices]
+        return [task.result() for task in tasks]
+
+    def _require_leadership(self) -> None:
+        """
+        Refuse to store anything once leadership has not been confirmed for long.
+
+        So a process that was stopped through a change of leadership, and goes on, stores nothing.
+        """
+        if asyncio.get_running_loop().time() > self._confirmed_until:
+            raise BrokerUnavailable(
+                f"it is too long ago that this broker was seen to lead {self._leadership.partition}; "
+                f"looking again first"
+            )
