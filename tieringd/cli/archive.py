@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tieringd.cli.daemon_status import waiting
 from tieringd.cli.options import (
     ConfigFile,
     Format,
@@ -49,7 +50,12 @@ def topics(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
 
 @archive_app.command()
 def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
-    """Show each partition of a topic: offsets, sizes, last commit, gaps."""
+    """
+    Show each partition of a topic: offsets, sizes, last commit, gaps; and what it waits for.
+
+    The last is asked of the daemon that runs with this configuration, if it answers: an open
+    transaction, for example, or a fault.
+    """
     rows = run_async(_describe(loaded(config), topic))
     if output is OutputFormat.JSON:
         print_json(rows)
@@ -63,6 +69,7 @@ def describe(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEX
             "leader_epoch",
             "committed_at",
             "gap_offsets",
+            "waits_because",
         )
         print_table(columns, [[row[column] for column in columns] for row in rows])
 
@@ -140,6 +147,7 @@ async def _topics(config: Config) -> list[dict[str, Any]]:
 async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
     async with opened_archive(config, Metrics()) as archive:
         found = await archive.catalog.topic(topic)
+        waits = await waiting(config, topic)
         return [
             {
                 "topic": one.partition.topic,
@@ -151,6 +159,7 @@ async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
                 "leader_epoch": one.leader_epoch,
                 "committed_at": _time(one.committed_at_ms),
                 "gap_offsets": sum(gap.next_offset - gap.base_offset for gap in one.gaps),
+                "waits_because": waits.get(one.partition.partition),
             }
             for one in found.partitions
         ]

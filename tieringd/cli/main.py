@@ -17,6 +17,7 @@ from tieringd.cli.demo.command import demo
 from tieringd.cli.logging import configure_logging
 from tieringd.cli.read import read
 from tieringd.cli.run import run
+from tieringd.cli.topic import topic_app
 from tieringd.config.model import LogConfig
 from tieringd.errors import ConfigError, TieringError
 
@@ -32,6 +33,7 @@ app.command()(read)
 app.command()(demo)
 app.add_typer(archive_app, name="archive")
 app.add_typer(config_app, name="config")
+app.add_typer(topic_app, name="topic")
 
 
 @app.command()

@@ -49,12 +49,14 @@ def find_contradictions(config: Config) -> Iterator[Finding]:
     yield from _security(config)
     yield from _directories(config)
     yield from _topics(config)
+    yield from _controller(config)
     if config.cloud_storage_enabled:
         yield from _object_store(config)
 
 
 def find_doubts(config: Config) -> Iterator[Finding]:
     """Yield what is allowed and most likely not meant."""
+    yield from _pins(config)
     if not config.cloud_storage_enabled:
         yield from _disabled(config)
         return
@@ -96,14 +98,15 @@ def _disabled(config: Config) -> Iterator[Finding]:
 
 def _broker(config: Config) -> Iterator[Finding]:
     kind: Place = ("broker", "kind")
-    if config.broker.kind == "kafka":
+    if config.broker.kind != "none":
         if not config.broker.bootstrap:
             yield Finding(
-                (("broker", "bootstrap"), kind), "is required for a Kafka broker: a list of host:port"
+                (("broker", "bootstrap"), kind),
+                f"is required with broker.kind {config.broker.kind}: a list of host:port",
             )
         if "cluster_id" in config.model_fields_set:
             yield Finding(
-                (("cluster_id",), kind), "remove the line: a Kafka broker knows its cluster's id itself"
+                (("cluster_id",), kind), "remove the line: the broker knows its cluster's id itself"
             )
         return
     for name in ("bootstrap", "node_id", "security"):
@@ -146,7 +149,13 @@ def _directories(config: Config) -> Iterator[Finding]:
                 yield Finding((place,), f"{path} is the same directory as {earlier}, which is listed already")
     state: Place = ("state_directory",)
     root: Place = ("cloud_storage_file_root",)
-    for own_place, own in ((state, config.state_directory), (root, config.cloud_storage_file_root)):
+    pins: Place = ("broker", "pin_directory")
+    pin_directory = config.broker.pin_directory
+    for own_place, own in (
+        (state, config.state_directory),
+        (pins, pin_directory),
+        (root, config.cloud_storage_file_root),
+    ):
         for place, path in log_dirs:
             if own is not None and _holds(path, own):
                 yield Finding(
@@ -158,9 +167,9 @@ def _directories(config: Config) -> Iterator[Finding]:
     if file_root is None:
         return
     apart = [(place, path) for place, path in log_dirs if not _holds(path, file_root)]
-    for place, path in ((state, config.state_directory), *apart):
-        if _holds(file_root, path):
-            yield Finding((root, place), f"{file_root} holds {path}; it must hold nothing but the archive")
+    for place, held in ((state, config.state_directory), (pins, pin_directory), *apart):
+        if held is not None and _holds(file_root, held):
+            yield Finding((root, place), f"{file_root} holds {held}; it must hold nothing but the archive")
 
 
 def _holds(outer: Path, inner: Path) -> bool:
@@ -181,6 +190,32 @@ def _topics(config: Config) -> Iterator[Finding]:
                     (("topics", topic, name), ("topics", topic, "remote.storage.enable")),
                     "contradicts remote.storage.enable, which stands for write and read; remove one of them",
                 )
+
+
+def _controller(config: Config) -> Iterator[Finding]:
+    low: Place = ("cloud_storage_upload_ctrl_min_shares",)
+    high: Place = ("cloud_storage_upload_ctrl_max_shares",)
+    lowest, highest = config.cloud_storage_upload_ctrl_min_shares, config.cloud_storage_upload_ctrl_max_shares
+    if lowest > highest:
+        yield Finding(
+            (low, high), f"{lowest} is more than cloud_storage_upload_ctrl_max_shares, which is {highest}"
+        )
+
+
+def _pins(config: Config) -> Iterator[Finding]:
+    kind: Place = ("broker", "kind")
+    switch: Place = ("pin_segments",)
+    names = ("pin_segments", "pin_max_bytes")
+    places: list[Place] = [(name,) for name in names if name in config.model_fields_set]
+    if config.broker.pin_directory is not None:
+        places.append(("broker", "pin_directory"))
+    for place in places:
+        if config.broker.kind == "none":
+            yield Finding(
+                (place, kind), "has no effect with broker.kind none: only this daemon deletes segments"
+            )
+        elif not config.pin_segments and place != switch:
+            yield Finding((place, switch), "has no effect while pin_segments is false")
 
 
 def _object_store(config: Config) -> Iterator[Finding]:

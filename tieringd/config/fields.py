@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import BeforeValidator
 from pydantic_core import core_schema
 
-from tieringd.config.units import DURATION, SIZE, Quantity, format_duration, format_size, parse_quantity
+from tieringd.config.units import (
+    DURATION,
+    SECONDS,
+    SIZE,
+    Quantity,
+    format_duration,
+    format_seconds,
+    format_size,
+    parse_quantity,
+)
 from tieringd.config.yaml_source import EnvironmentText, resolve_plain
 
 if TYPE_CHECKING:
@@ -125,6 +134,26 @@ class Number(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Decimal(Kind):
+    """A number without a unit that need not be whole, from *low* to *high*."""
+
+    low: float
+    high: float
+
+    @property
+    def label(self) -> str:
+        """Return what the reference page calls this kind."""
+        return f"decimal number, {self.low:g} to {self.high:g}"
+
+    def read(self, value: Any) -> object:
+        """Return the float."""
+        found = resolve_plain(value)
+        if type(found) not in (int, float) or not self.low <= found <= self.high:
+            raise ValueError(f"must be a number from {self.low:g} to {self.high:g}, not {quoted(value)}")
+        return float(found)
+
+
+@dataclass(frozen=True, slots=True)
 class Amount(Kind):
     """A duration or a size; *special* are the negative numbers with a meaning of their own."""
 
@@ -147,7 +176,7 @@ class Amount(Kind):
 
     def show(self, value: Any) -> str:
         """Return the amount with a unit."""
-        return format_duration(value) if self.quantity is DURATION else format_size(value)
+        return _FORMATS[self.quantity](value)
 
     @property
     def _bounds(self) -> str:
@@ -170,9 +199,17 @@ class Amount(Kind):
         )
 
 
+_FORMATS = {DURATION: format_duration, SECONDS: format_seconds, SIZE: format_size}
+
+
 def duration(low: int, high: int, *special: int) -> Amount:
     """Return the kind of a `_ms` property with these bounds, in milliseconds."""
     return Amount(DURATION, low, high, special)
+
+
+def seconds(low: int, high: int, *special: int) -> Amount:
+    """Return the kind of a `_sec` property with these bounds, in seconds."""
+    return Amount(SECONDS, low, high, special)
 
 
 def size(low: int, high: int, *special: int) -> Amount:

@@ -19,11 +19,13 @@ from tieringd.config.fields import (
     UNLIMITED,
     AbsolutePath,
     Choice,
+    Decimal,
     Flag,
     Number,
     SecretText,
     Text,
     duration,
+    seconds,
     size,
 )
 from tieringd.config.topic import (
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _SECOND_MS, _HOUR_MS, _DAY_MS = 1_000, 3_600_000, 86_400_000
+_DAY_SEC = 86_400
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9])"
 _PORT = r"(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _PREFIX_PART = r"(?!\.{1,2}(?:/|\Z))[A-Za-z0-9!_.*'()=-]+"
@@ -101,7 +104,7 @@ class BrokerConfig(BaseModel):
 
     model_config = STRICT
 
-    kind: Annotated[Literal["none", "kafka"], Choice(later=("redpanda",))]
+    kind: Annotated[Literal["none", "kafka", "redpanda"], Choice()]
     """`none` when the log directory is all there is: segments are trimmed by unlinking them."""
     log_dirs: Annotated[tuple[Annotated[Path, AbsolutePath()], ...], AfterValidator(_at_least_one)]
     """The broker's log directories (Kafka's `log.dirs`), all of them."""
@@ -114,6 +117,8 @@ class BrokerConfig(BaseModel):
     """Addresses of the broker; required for kafka, refused for none."""
     node_id: Annotated[int, Number(0, 2**31 - 1)] | None = None
     """The broker's `node.id`; null finds the broker by its advertised address among `bootstrap`."""
+    pin_directory: Annotated[Path, AbsolutePath()] | None = None
+    """Where segments are pinned: on the log directories' filesystem; null tries `state_directory`."""
     security: Annotated[Security, BeforeValidator(_empty_section)] = Security()
     """How to reach the broker's listener, and as whom."""
 
@@ -253,6 +258,24 @@ class Config(BaseModel):
     """An unused connection is closed after this long."""
     cloud_storage_reconciliation_interval_ms: Annotated[int, duration(1, _DAY_MS)] = 10 * _SECOND_MS
     """How often the log directories and the cluster are looked at without being asked to."""
+    cloud_storage_segment_max_upload_interval_sec: Annotated[int, seconds(1, _DAY_SEC * 365)] | None = None
+    """No record waits longer than this for its segment to close: its stable part is uploaded. 10m or more."""
+
+    cloud_storage_upload_ctrl_update_interval_ms: Annotated[int, duration(1, _DAY_MS)] = 60 * _SECOND_MS
+    """How often the pace of uploads is set by the backlog."""
+    cloud_storage_upload_ctrl_p_coeff: Annotated[float, Decimal(-1_000_000, 0)] = -2.0
+    """Shares for each thousandth of the disk that waits to be uploaded; negative, as the error is."""
+    cloud_storage_upload_ctrl_d_coeff: Annotated[float, Decimal(0, 1_000_000)] = 0.0
+    """How much a growing backlog counts on top of its size."""
+    cloud_storage_upload_ctrl_min_shares: Annotated[int, Number(1, 1000)] = 100
+    """The pace when next to nothing waits: this many thousandths of what the store takes."""
+    cloud_storage_upload_ctrl_max_shares: Annotated[int, Number(1, 1000)] = 1000
+    """The pace when half of the free disk waits: 1000 is without limit."""
+
+    pin_segments: Annotated[bool, Flag()] = True
+    """Hold closed segments by hard links until they are durable, against the broker's own retention."""
+    pin_max_bytes: Annotated[int, size(0, MAX_INT64)] = 10 * 2**30
+    """How many bytes pins may hold that the broker has deleted, for each log directory."""
 
     retention_local_target_ms_default: Annotated[
         Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, AfterValidator(_limit)

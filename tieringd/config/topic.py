@@ -58,6 +58,10 @@ class TopicProperties(BaseModel):
         default=None, alias="local.retention.ms"
     )
     """Kafka's name, which wins. -1 is without limit, -2 as long as total retention: no local limit."""
+    managed_retention: Annotated[bool, Flag()] | None = Field(
+        default=None, alias="tieringd.managed.retention"
+    )
+    """Set the broker's retention of the topic to unlimited, so that only tieringd deletes from it."""
     local_retention_bytes: Annotated[int, size(0, MAX_INT64, UNLIMITED, AS_TOTAL)] | None = Field(
         default=None, alias="local.retention.bytes"
     )
@@ -82,6 +86,11 @@ class TopicConfig:
     remote_write: bool
     remote_read: bool
     local_retention_target: LocalRetentionTarget
+    broker_retention_ms: int | None = None
+    """How long the broker itself keeps records; None is without limit, or not known."""
+    broker_retention_bytes: int | None = None
+    managed_retention: bool = False
+    """Whether tieringd is to take over the topic's retention from the broker."""
     problems: tuple[str, ...] = ()
     """Values in the broker's topic configuration that could not be read and were ignored."""
 
@@ -118,6 +127,10 @@ def resolve_topic(
             target_ms=target.target_ms if target_ms is None else _limit(target_ms),
             target_bytes=target.target_bytes if target_bytes is None else _limit(target_bytes),
         ),
+        managed_retention=defaults.enabled
+        and bool(_first([one.managed_retention for one in _matching(name, overrides)])),
+        broker_retention_ms=_retention(broker_properties, "retention.ms"),
+        broker_retention_bytes=_retention(broker_properties, "retention.bytes"),
         problems=problems,
     )
 
@@ -183,6 +196,14 @@ def _broker_settings(topic: str, properties: Mapping[str, str]) -> tuple[_Settin
         ),
     )
     return settings, tuple(problems)
+
+
+def _retention(properties: Mapping[str, str], name: str) -> int | None:
+    """Return one of the broker's own retention limits; it has checked them."""
+    text = properties.get(name, "").strip()
+    if "delete" not in properties.get("cleanup.policy", "delete") or not re.fullmatch(r"[0-9]{1,19}", text):
+        return None
+    return int(text)
 
 
 def _redpanda_limit(value: int | None) -> int | None:

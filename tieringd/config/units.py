@@ -1,9 +1,9 @@
 """
 Sizes and durations as an operator writes them, and back.
 
-A size becomes bytes and a duration milliseconds, always as an int: "1.5GiB" is fine, "0.1B" is
-not. A bare number is in the property's own unit. A unit of the other kind is a fault of its
-own, because "10MiB" for a timeout is a mix-up and not a typing error.
+A size becomes bytes and a duration milliseconds, or seconds for a `_sec` property, always as an
+int: "1.5GiB" is fine, "0.1B" is not. A bare number is in the property's own unit. A unit of the
+other kind is a fault of its own, because "10MiB" for a timeout is a mix-up and not a typing error.
 """
 
 from __future__ import annotations
@@ -32,6 +32,12 @@ DURATION = Quantity(
     noun="duration",
     example="30s",
     units={"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1_000, "ms": 1},
+    may_be_compound=True,
+)
+SECONDS = Quantity(
+    noun="duration",
+    example="10m",
+    units={"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1},
     may_be_compound=True,
 )
 SIZE = Quantity(
@@ -85,6 +91,11 @@ def format_duration(value_ms: int) -> str:
     return _formatted(value_ms, DURATION.units, ("d", "h", "m", "s", "ms"))
 
 
+def format_seconds(value: int) -> str:
+    """Return seconds in the largest unit that divides them."""
+    return _formatted(value, SECONDS.units, ("d", "h", "m", "s"))
+
+
 def format_size(value_bytes: int) -> str:
     """Return bytes in the largest binary unit that divides them."""
     return _formatted(value_bytes, SIZE.units, _SHOWN_SIZE_UNITS)
@@ -93,7 +104,7 @@ def format_size(value_bytes: int) -> str:
 def _multiple(unit: str, text: str, quantity: Quantity) -> int:
     if unit in quantity.units:
         return quantity.units[unit]
-    other = SIZE if quantity is DURATION else DURATION
+    other = DURATION if quantity is SIZE else SIZE
     if unit in other.units:
         raise ValueError(
             f"{text!r} is a {other.noun}, and this is a {quantity.noun}: write for example {quantity.example}"

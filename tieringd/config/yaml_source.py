@@ -88,7 +88,7 @@ def resolve_plain(value: Any) -> Any:
     """Return what YAML would read for text from the environment; anything else as it is."""
     if not isinstance(value, EnvironmentText):
         return value
-    for tag in (_BOOL, _INT):
+    for tag in (_BOOL, _INT, _FLOAT):
         if re.fullmatch(_PATTERNS[tag], value):
             return _resolved(tag, value)
     return value

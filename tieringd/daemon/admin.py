@@ -76,6 +76,7 @@ class AdminPage:
                 "trimmed": status.trimmed,
                 "pending_segments": status.pending_segments,
                 "fault": status.fault or None,
+                "waits_because": status.waits_because or None,
             }
             for leadership, status in sorted(
                 self._reconciler.statuses().items(), key=lambda item: item[0].partition
@@ -85,6 +86,7 @@ class AdminPage:
             {
                 "rounds": self._reconciler.rounds,
                 "problems": self._reconciler.problems,
+                "paused_topics": self._reconciler.paused_topics,
                 "partitions": partitions,
             }
         )

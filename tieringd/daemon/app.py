@@ -86,7 +86,11 @@ async def _run_until_stopped(
     reconciling = asyncio.create_task(parts.reconciler.run())
     helpers: list[asyncio.Task[object]] = [
         asyncio.create_task(_stop_on(stop, parts)),
+        asyncio.create_task(_follow(watch, parts)),
         asyncio.create_task(_pass_hints(watch, parts)),
+        asyncio.create_task(
+            parts.controller.run(interval_seconds=config.cloud_storage_upload_ctrl_update_interval_ms / 1000)
+        ),
     ]
     try:
         stopping = asyncio.create_task(stop.wait())
@@ -126,16 +130,25 @@ async def _stop_on(stop: asyncio.Event, parts: DaemonParts) -> None:
 
 
 async def _pass_hints(watch: DirectoryWatch, parts: DaemonParts) -> None:
-    """Follow the directories of archived partitions, and bring the next round forward on changes."""
+    """Bring the next round forward when something changes in a directory that is followed."""
     while True:
-        watch.follow(parts.reconciler.paths())
-        try:
-            async with asyncio.timeout(parts.reconciler.interval_seconds):
-                await watch.changes()
-        except TimeoutError:
-            continue
+        hint = await watch.changes()
         await asyncio.sleep(_HINT_PAUSE_SECONDS)
+        if not hint.rescan and await parts.reconciler.look_again(hint.paths):
+            continue
         parts.reconciler.hint()
+        # Where topics come and go all the time, rounds would follow each other without end: looking
+        # takes this time once, and the broker beside us has the machine as long.
+        await asyncio.sleep(2 * parts.reconciler.look_seconds)
+
+
+async def _follow(watch: DirectoryWatch, parts: DaemonParts) -> None:
+    """Follow the directories of archived partitions, as of each look at them."""
+    while True:
+        await parts.reconciler.next_look()
+        if watch.follow(parts.reconciler.paths()):
+            # A segment that was closed since the look is in no hint.
+            parts.reconciler.hint()
 
 
 async def _check_store(parts: DaemonParts) -> None:

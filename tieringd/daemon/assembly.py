@@ -15,19 +15,32 @@ import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import structlog
 
 from tieringd.broker.directory import DirectoryBroker
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
-from tieringd.broker.log_dir import scan_log_dirs
+from tieringd.broker.layout import KafkaLayout, Layout, RedpandaLayout
+from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.errors import ConfigError
 from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload_control import ControllerLimits, PaceLimits, UploadPace
 from tieringd.services.archive_reader import ArchiveReader
 from tieringd.services.archiver import Archiver
+from tieringd.services.bookkeeper import Bookkeeper
 from tieringd.services.catalog import Catalog
+from tieringd.services.follower import Follower
 from tieringd.services.manifest_store import ManifestStore
+from tieringd.services.observer import Observer
+from tieringd.services.pinner import Pinner
 from tieringd.services.reconciler import Reconciler
 from tieringd.services.record_reader import RecordReader
 from tieringd.services.remote_log import RemoteLog
+from tieringd.services.retention_manager import RetentionManager
+from tieringd.services.topic_registry import TopicRegistry
+from tieringd.services.upload_controller import UploadController
+from tieringd.services.upload_gate import UploadGate
 from tieringd.services.verifier import Verifier
 from tieringd.storage.opening import create_file_root, opened_store
 
@@ -41,6 +54,9 @@ if TYPE_CHECKING:
     from tieringd.storage.resilient import ResilientStore
 
 
+log = structlog.get_logger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class Archive:
     """The parts that need only the bucket."""
@@ -48,6 +64,9 @@ class Archive:
     store: ResilientStore
     manifests: ManifestStore
     remote_log: RemoteLog
+    gate: UploadGate
+    """At full pace until a controller sets another."""
+    layout: Layout
     catalog: Catalog
     reader: ArchiveReader
     records: RecordReader
@@ -61,7 +80,13 @@ class DaemonParts:
     archive: Archive
     broker: Broker
     reconciler: Reconciler
+    controller: UploadController
     writer_id: str
+
+
+def max_uploads(config: Config) -> int:
+    """Return how many uploads may run at once: each holds a connection and a thread, which run out first."""
+    return min(config.cloud_storage_max_connections, 4 * (os.cpu_count() or 1))
 
 
 def wall_clock_ms() -> int:
@@ -74,19 +99,23 @@ async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "
     """Open the bucket for the time of the context; *writer_id* matters only to those who write."""
     async with opened_store(config, metrics) as store:
         manifests = ManifestStore(store, writer_id=writer_id, now_ms=wall_clock_ms)
+        layout = _layout(config)
+        gate = UploadGate(UploadPace(max_uploads(config), None), timers=asyncio.get_running_loop())
         remote_log = RemoteLog(
             store,
             manifests,
             writer_id=writer_id,
             now_ms=wall_clock_ms,
-            # A copy holds one connection and one thread; the threads are what runs out first.
-            concurrent_copies=min(config.cloud_storage_max_connections, 4 * (os.cpu_count() or 1)),
+            gate=gate,
+            layout=layout,
         )
         reader = ArchiveReader(store)
         yield Archive(
             store=store,
             manifests=manifests,
             remote_log=remote_log,
+            gate=gate,
+            layout=layout,
             catalog=Catalog(store, manifests),
             reader=reader,
             records=RecordReader(remote_log, reader),
@@ -101,15 +130,35 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
     writer_id = secrets.token_hex(8)
     with _sole_owner(config):
         create_file_root(config)
-        async with opened_archive(config, metrics, writer_id=writer_id) as archive:
-            broker = await _broker(config)
-            try:
-                yield DaemonParts(archive, broker, _reconciler(config, metrics, archive, broker), writer_id)
-            finally:
-                await broker.close()
+        async with (
+            opened_archive(config, metrics, writer_id=writer_id) as archive,
+            opened_broker(config) as broker,
+        ):
+            reconciler = _reconciler(config, metrics, archive, broker)
+            controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler)
+            yield DaemonParts(archive, broker, reconciler, controller, writer_id)
+
+
+@asynccontextmanager
+async def opened_broker(config: Config) -> AsyncIterator[Broker]:
+    """Open the way to the broker beside us, or to the directory where there is none."""
+    broker = await _broker(config)
+    try:
+        yield broker
+    finally:
+        await broker.close()
 
 
 def _reconciler(config: Config, metrics: Metrics, archive: Archive, broker: Broker) -> Reconciler:
+    interval_sec = config.cloud_storage_segment_max_upload_interval_sec
+    limits = UploadLimits(
+        max_interval_ms=None if interval_sec is None else interval_sec * 1000,
+        # Redpanda's segments are re-framed whole, so parts of one are not uploaded.
+        cuts_segments=config.broker.kind != "redpanda",
+    )
+
+    follower = Follower(archive.manifests, now_ms=wall_clock_ms)
+
     def make_archiver(leadership: Leadership) -> Archiver:
         return Archiver(
             leadership,
@@ -117,22 +166,90 @@ def _reconciler(config: Config, metrics: Metrics, archive: Archive, broker: Brok
             remote_log=archive.remote_log,
             manifests=archive.manifests,
             metrics=metrics,
-            limits=UploadLimits(),
+            limits=limits,
             now_ms=wall_clock_ms,
+            layout=archive.layout,
+            known=follower.take(leadership.partition),
         )
 
+    pinner = Pinner(_pin_directories(config), budget_bytes=config.pin_max_bytes, metrics=metrics)
+    registry = TopicRegistry(archive.store, archive.manifests)
+    interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
     return Reconciler(
-        config,
-        broker=broker,
-        manifests=archive.manifests,
+        interval_seconds=interval_seconds,
+        observer=Observer(
+            config,
+            broker=broker,
+            metrics=metrics,
+            pinner=pinner,
+            registry=registry,
+            manifests=archive.manifests,
+            layout=archive.layout,
+        ),
+        pinner=pinner,
+        follower=follower,
+        bookkeeper=Bookkeeper(
+            registry=registry,
+            follower=follower,
+            retention=RetentionManager(broker, registry),
+            interval_seconds=interval_seconds,
+        ),
         metrics=metrics,
         make_archiver=make_archiver,
+        now_ms=wall_clock_ms,
     )
+
+
+def _controller(
+    config: Config, metrics: Metrics, archive: Archive, reconciler: Reconciler
+) -> UploadController:
+    interval_sec = config.cloud_storage_segment_max_upload_interval_sec
+    disks = {path.stat().st_dev: os.statvfs(path) for path in config.broker.log_dirs if path.is_dir()}
+    return UploadController(
+        archive.gate,
+        control=ControllerLimits(
+            p_coeff=config.cloud_storage_upload_ctrl_p_coeff,
+            d_coeff=config.cloud_storage_upload_ctrl_d_coeff,
+            min_shares=config.cloud_storage_upload_ctrl_min_shares,
+            max_shares=config.cloud_storage_upload_ctrl_max_shares,
+        ),
+        pace=PaceLimits(max_uploads(config), upload_interval_seconds=interval_sec),
+        free_bytes_at_start=sum(disk.f_bavail * disk.f_frsize for disk in disks.values()),
+        backlog_bytes=lambda: reconciler.backlog_bytes,
+        metrics=metrics,
+    )
+
+
+def _pin_directories(config: Config) -> dict[str, PinDirectory]:
+    """Return where each log directory's segments are pinned; without a broker nobody else deletes them."""
+    directories: dict[str, PinDirectory] = {}
+    if config.broker.kind != "kafka" or not config.pin_segments:
+        return directories
+    for log_dir in config.broker.log_dirs:
+        name = quote(str(log_dir), safe="")
+        if config.broker.pin_directory is not None:
+            candidates = [config.broker.pin_directory / name]
+        else:
+            candidates = [
+                config.state_directory / "pins" / name,
+                log_dir.parent / f".{log_dir.name}.tieringd-pins",
+            ]
+        try:
+            root = pin_root(str(log_dir), [str(one) for one in candidates])
+        except ConfigError as error:
+            if config.broker.pin_directory is not None:
+                raise
+            log.warning(
+                "segments are not pinned: the broker may delete what is not durable", reason=str(error)
+            )
+        else:
+            directories[str(log_dir)] = PinDirectory(root)
+    return directories
 
 
 async def _broker(config: Config) -> Broker:
     log_dirs = [str(path) for path in config.broker.log_dirs]
-    scan = await asyncio.to_thread(scan_log_dirs, log_dirs)
+    scan = await asyncio.to_thread(_layout(config).scan, log_dirs)
     if config.broker.kind == "none":
         named = "cluster_id" in config.model_fields_set
         # Files that a broker left keep the cluster's own id, so that its archive goes on.
@@ -144,6 +261,7 @@ async def _broker(config: Config) -> Broker:
     return KafkaBroker(
         KafkaSettings(
             bootstrap=config.broker.bootstrap,
+            has_topic_ids_on_disk=config.broker.kind != "redpanda",
             node_id=config.broker.node_id if config.broker.node_id is not None else scan.node_id,
             security_protocol=security.protocol,
             sasl_mechanism=security.sasl_mechanism,
@@ -154,6 +272,13 @@ async def _broker(config: Config) -> Broker:
             ssl_key_file=_text(security.ssl_key_file),
         )
     )
+
+
+def _layout(config: Config) -> Layout:
+    """Return how the broker lays out its files."""
+    if config.broker.kind == "redpanda":
+        return RedpandaLayout(str(config.state_directory / "spool"))
+    return KafkaLayout()
 
 
 def _text(path: os.PathLike[str] | None) -> str | None:

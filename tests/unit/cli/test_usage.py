@@ -38,6 +38,12 @@ def test_commands_are_those_of_this_release():
         "archive cat",
         "config",
         "config check",
+        "topic",
+        "topic show",
+        "topic pause",
+        "topic resume",
+        "topic release",
+        "topic manage",
     }
 
 

@@ -1,5 +1,7 @@
 """The rules between properties."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.unit.config.texts import SMALLEST, TIERED, parsed, problems_of
@@ -68,8 +70,8 @@ def test_no_broker_refuses_what_only_a_broker_can_use(name, value):
 def test_kafka_broker_needs_bootstrap_and_knows_its_cluster():
     """A broker is reached by an address, and its cluster's id is not ours to choose."""
     assert problems_of(SMALLEST.replace("none", "kafka") + "cluster_id: local\n") == [
-        "t.yaml:1: broker.bootstrap: is required for a Kafka broker: a list of host:port",
-        "t.yaml:5: cluster_id: remove the line: a Kafka broker knows its cluster's id itself",
+        "t.yaml:1: broker.bootstrap: is required with broker.kind kafka: a list of host:port",
+        "t.yaml:5: cluster_id: remove the line: the broker knows its cluster's id itself",
     ]
     assert parsed(SMALLEST + "cluster_id: mine\n").cluster_id == "mine"
 
@@ -82,6 +84,96 @@ def test_own_directories_stay_out_of_the_log_directories(inside):
     assert "is inside the log directory /srv/logs: Kafka does not start" in problem
     (problem,) = problems_of(TIERED.replace("/srv/archive", inside))
     assert problem.startswith("t.yaml:8: cloud_storage_file_root: ")
+
+
+@pytest.mark.parametrize("inside", ["/srv/logs", "/srv/logs/pins", "/srv/logs/../logs/a/b"])
+def test_pin_directory_stays_out_of_the_log_directories(inside):
+    """Kafka does not start when it finds the pins among its partitions."""
+    text = KAFKA.replace("kind: kafka", f"kind: kafka\n  pin_directory: {inside}")
+    (problem,) = problems_of(text)
+    assert problem.startswith("t.yaml:3: broker.pin_directory: ")
+    assert "is inside the log directory /srv/logs: Kafka does not start" in problem
+    for beside in ("/srv/logs-pins", "/srv"):
+        config = parsed(KAFKA.replace("kind: kafka", f"kind: kafka\n  pin_directory: {beside}"))
+        assert (config.broker.pin_directory, config.warnings) == (Path(beside), ())
+
+
+def test_pin_directory_is_not_part_of_the_archive():
+    """A listing of the file store must not walk the pins."""
+    text = TIERED.replace("kind: none", "kind: kafka\n  bootstrap: [h:1]\n  pin_directory: /srv/archive/pins")
+    assert problems_of(text) == [
+        (
+            "t.yaml:10: cloud_storage_file_root: /srv/archive holds /srv/archive/pins; "
+            "it must hold nothing but the archive"
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [("pin_segments", "true", 5), ("pin_segments", "false", 5), ("pin_max_bytes", "1GiB", 5)],
+)
+def test_pins_have_no_effect_without_a_broker(name, value, line):
+    """Where nobody else deletes segments there is nothing to hold on to, and saying so is a warning."""
+    assert parsed(SMALLEST + f"{name}: {value}\n").warnings == (
+        f"t.yaml:{line}: {name}: has no effect with broker.kind none: only this daemon deletes segments",
+    )
+
+
+def test_pin_directory_has_no_effect_without_a_broker():
+    """The place for pins is as idle as the pins."""
+    text = SMALLEST.replace("kind: none", "kind: none\n  pin_directory: /srv/pins")
+    assert parsed(text).warnings == (
+        (
+            "t.yaml:3: broker.pin_directory: has no effect with broker.kind none: "
+            "only this daemon deletes segments"
+        ),
+    )
+
+
+def test_pin_settings_have_no_effect_while_pins_are_off():
+    """A budget and a place for pins that are not made are hardly meant; switching off alone is."""
+    off = KAFKA + "pin_segments: false\n"
+    assert parsed(off).warnings == ()
+    text = off.replace("kind: kafka", "kind: kafka\n  pin_directory: /srv/pins") + "pin_max_bytes: 5GiB\n"
+    assert parsed(text).warnings == (
+        "t.yaml:3: broker.pin_directory: has no effect while pin_segments is false",
+        "t.yaml:8: pin_max_bytes: has no effect while pin_segments is false",
+    )
+    on = text.replace("pin_segments: false", "pin_segments: true")
+    assert parsed(on).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "problem"),
+    [
+        pytest.param(
+            "min_shares: 600\ncloud_storage_upload_ctrl_max_shares: 500",
+            "t.yaml:5: cloud_storage_upload_ctrl_min_shares: "
+            "600 is more than cloud_storage_upload_ctrl_max_shares, which is 500",
+            id="both",
+        ),
+        pytest.param(
+            "max_shares: 99",
+            "t.yaml:1: cloud_storage_upload_ctrl_min_shares: "
+            "100 is more than cloud_storage_upload_ctrl_max_shares, which is 99",
+            id="below the default",
+        ),
+    ],
+)
+def test_fewest_shares_are_not_more_than_the_most(lines, problem):
+    """The pace has a lower and an upper bound, and they are not swapped."""
+    assert problems_of(SMALLEST + f"cloud_storage_upload_ctrl_{lines}\n") == [problem]
+
+
+def test_fewest_shares_may_be_the_most():
+    """One pace whatever the backlog is a choice."""
+    config = parsed(SMALLEST + "cloud_storage_upload_ctrl_max_shares: 100\n")
+    assert (config.cloud_storage_upload_ctrl_min_shares, config.cloud_storage_upload_ctrl_max_shares) == (
+        100,
+        100,
+    )
+    assert config.warnings == ()
 
 
 def test_directory_beside_a_log_directory_is_not_inside_it():

@@ -73,7 +73,7 @@ log: {level: loud}
 log: {}
 """
     assert problems_of(text) == [
-        "t.yaml:1: broker.bootstrap: is required for a Kafka broker: a list of host:port",
+        "t.yaml:1: broker.bootstrap: is required with broker.kind kafka: a list of host:port",
         "t.yaml:3: broker.log_dirs[0]: must be an absolute path; 'relative' does not begin with /",
         "t.yaml:4: state_directry: unknown property; did you mean state_directory?",
         "t.yaml:5: cloud_storage_bucket: the environment variable NO_SUCH is not set",
@@ -81,7 +81,7 @@ log: {}
             "t.yaml:6: cloud_storage_initial_backoff_ms: '10MiB' is a size, and this is a duration: "
             "write for example 30s"
         ),
-        "t.yaml:7: cluster_id: remove the line: a Kafka broker knows its cluster's id itself",
+        "t.yaml:7: cluster_id: remove the line: the broker knows its cluster's id itself",
         (
             "t.yaml:9: topics[orders].local.retention.ms: '5x': 'x' is not a unit of duration; "
             "use one of ms, s, m, h, d, w"
@@ -215,8 +215,11 @@ def test_wrong_value_says_what_is_right(addition, message):
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        ("kind: none", "kind: redpanda", "t.yaml:2: broker.kind: 'redpanda' is known, but this release"),
-        ("kind: none", "kind: Kafka", "t.yaml:2: broker.kind: must be one of none, kafka, not 'Kafka'"),
+        (
+            "kind: none",
+            "kind: Kafka",
+            "t.yaml:2: broker.kind: must be one of none, kafka, redpanda, not 'Kafka'",
+        ),
         ("  kind: none\n", "", "t.yaml:1: broker.kind: is required"),
         ("[/srv/logs]", "[]", "t.yaml:3: broker.log_dirs: must list at least one"),
         ("[/srv/logs]", "/srv/logs", "t.yaml:3: broker.log_dirs: must be a list, one `- item` on each line"),

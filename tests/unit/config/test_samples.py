@@ -23,7 +23,7 @@ EXAMPLES = {"broker", "state_directory"}
 
 def test_samples_are_the_ones_that_this_release_can_run():
     """A sample for a broker of a later release would not load."""
-    assert [path.name for path in SAMPLES] == ["embedded.yaml", "full.yaml", "kafka.yaml"]
+    assert [path.name for path in SAMPLES] == ["embedded.yaml", "full.yaml", "kafka.yaml", "redpanda.yaml"]
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)

@@ -1,8 +1,10 @@
 """What holds for one topic."""
 
+from itertools import product
+
 import pytest
 
-from tests.unit.config.texts import SMALLEST, TIERED, parsed
+from tests.unit.config.texts import SMALLEST, TIERED, parsed, problems_of
 from tieringd.config import TopicConfig
 from tieringd.policies.local_retention import LocalRetentionTarget
 
@@ -48,6 +50,129 @@ def test_topic_value_overrides_the_cluster_both_ways(which, place, of_topic, of_
     found = topic(broker, file=file, base=base)
     assert (found.remote_write if which == "write" else found.remote_read) is expected
     assert (found.remote_read if which == "write" else found.remote_write) is False
+
+
+RESOLVED = {
+    (None, None): False,
+    (None, False): False,
+    (None, True): True,
+    (False, None): False,
+    (False, False): False,
+    (False, True): True,
+    (True, None): True,
+    (True, False): False,
+    (True, True): True,
+}
+"""The truth table: by the cluster's value and the topic's."""
+ANY = (None, False, True)
+
+
+@pytest.mark.parametrize("cluster", list(product(ANY, ANY)), ids=str)
+@pytest.mark.parametrize("of_topic", list(product(ANY, ANY)), ids=str)
+@pytest.mark.parametrize("place", ["file", "pattern", "broker"])
+def test_write_and_read_are_resolved_each_by_itself(cluster, of_topic, place):
+    """All 81 cases of cluster by topic, for write and read together: neither has a say in the other."""
+    names = ("write", "read")
+    base = (
+        SMALLEST + "cloud_storage_enabled: true\ncloud_storage_backend: file\ncloud_storage_file_root: /a\n"
+    )
+    for name, value in zip(names, cluster, strict=True):
+        if value is not None:
+            base += f"cloud_storage_enable_remote_{name}: {str(value).lower()}\n"
+    values = {
+        f"redpanda.remote.{name}": str(value).lower()
+        for name, value in zip(names, of_topic, strict=True)
+        if value is not None
+    }
+    entry = "'ord*'" if place == "pattern" else "orders"
+    lines = "".join(f"    {name}: {value}\n" for name, value in values.items())
+    in_file = f"topics:\n  {entry}:\n{lines}" if place != "broker" else ""
+    found = topic(values if place == "broker" else {}, file=in_file, base=base)
+    expected = tuple(RESOLVED[each] for each in zip(cluster, of_topic, strict=True))
+    assert (found.remote_write, found.remote_read) == expected
+
+    off = base.replace("cloud_storage_enabled: true", "cloud_storage_enabled: false")
+    found = topic(values if place == "broker" else {}, file=in_file, base=off)
+    assert (found.remote_write, found.remote_read) == (False, False)
+
+
+@pytest.mark.parametrize("of_cluster", ANY)
+@pytest.mark.parametrize("in_file", ANY)
+@pytest.mark.parametrize("on_broker", ANY)
+@pytest.mark.parametrize("which", ["write", "read"])
+def test_file_goes_before_the_broker_and_the_broker_before_the_cluster(of_cluster, in_file, on_broker, which):
+    """The first place that says anything decides, and false is something to say."""
+    base = (
+        SMALLEST + "cloud_storage_enabled: true\ncloud_storage_backend: file\ncloud_storage_file_root: /a\n"
+    )
+    if of_cluster is not None:
+        base += f"cloud_storage_enable_remote_{which}: {str(of_cluster).lower()}\n"
+    name = f"redpanda.remote.{which}"
+    file = f"topics: {{orders: {{{name}: {str(in_file).lower()}}}}}\n" if in_file is not None else ""
+    broker = {name: str(on_broker).lower()} if on_broker is not None else {}
+    found = topic(broker, file=file, base=base)
+    said = [value for value in (in_file, on_broker, of_cluster) if value is not None]
+    assert getattr(found, f"remote_{which}") is (said[0] if said else False)
+
+
+def test_remote_delete_is_known_and_refused_until_it_takes_effect():
+    """An operator who writes it is told, and a broker that has it set is no problem."""
+    (problem,) = problems_of(TIERED + "topics: {orders: {redpanda.remote.delete: true}}\n")
+    assert "redpanda.remote.delete" in problem
+    assert "this release does not implement it yet" in problem
+    for value in ("true", "false"):
+        assert topic({"redpanda.remote.delete": value}) == topic()
+
+
+@pytest.mark.parametrize(
+    ("broker", "retention"),
+    [
+        pytest.param({}, (None, None), id="not known"),
+        pytest.param({"retention.ms": "604800000", "retention.bytes": "-1"}, (604_800_000, None), id="time"),
+        pytest.param({"retention.ms": "-1", "retention.bytes": "1000"}, (None, 1000), id="size"),
+        pytest.param({"retention.ms": "0", "retention.bytes": "0"}, (0, 0), id="nothing stays"),
+        pytest.param(
+            {"cleanup.policy": "delete", "retention.ms": "5", "retention.bytes": "6"}, (5, 6), id="delete"
+        ),
+        pytest.param(
+            {"cleanup.policy": "compact", "retention.ms": "5", "retention.bytes": "6"},
+            (None, None),
+            id="compact only",
+        ),
+        pytest.param(
+            {"cleanup.policy": "compact,delete", "retention.ms": "5", "retention.bytes": "6"},
+            (5, 6),
+            id="compact and delete",
+        ),
+        pytest.param({"retention.ms": "soon", "retention.bytes": ""}, (None, None), id="not numbers"),
+    ],
+)
+def test_broker_retention_is_what_the_broker_deletes_by(broker, retention):
+    """None is without limit: a compacted topic has none, whatever its limits say."""
+    found = topic(broker)
+    assert (found.broker_retention_ms, found.broker_retention_bytes) == retention
+    assert found.local_retention_target == topic().local_retention_target
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        pytest.param("", False, id="nobody says"),
+        pytest.param("topics: {orders: {tieringd.managed.retention: true}}\n", True, id="by name"),
+        pytest.param("topics: {'ord*': {tieringd.managed.retention: true}}\n", True, id="by pattern"),
+        pytest.param("topics: {clicks: {tieringd.managed.retention: true}}\n", False, id="of another"),
+        pytest.param(
+            "topics: {o*: {tieringd.managed.retention: true}, orders: {tieringd.managed.retention: false}}\n",
+            False,
+            id="name before pattern",
+        ),
+    ],
+)
+def test_retention_is_managed_where_the_file_says_so(file, expected):
+    """It changes the broker's own settings, so only the file can ask for it, and only with tiering on."""
+    assert topic(file=file).managed_retention is expected
+    assert topic(file=file, base=SMALLEST).managed_retention is False
+    assert topic({"tieringd.managed.retention": "true"}, file=file).managed_retention is expected
 
 
 def test_disabled_tiering_overrides_every_topic():

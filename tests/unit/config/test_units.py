@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieringd.config.units import DURATION, SIZE, format_duration, format_size, parse_quantity
+from tieringd.config.units import (
+    DURATION,
+    SECONDS,
+    SIZE,
+    format_duration,
+    format_seconds,
+    format_size,
+    parse_quantity,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,8 +54,28 @@ def test_duration_is_read_in_milliseconds(text, expected):
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("250", 250),
+        ("30s", 30),
+        ("0.5m", 30),
+        ("1h30m", 5400),
+        ("1h 30m", 5400),
+        ("7d", 604_800),
+        ("1w", 604_800),
+    ],
+)
+def test_seconds_are_read_in_seconds(text, expected):
+    """A bare number is in seconds, and a unit means what it always does."""
+    assert parse_quantity(text, SECONDS) == expected
+
+
+@pytest.mark.parametrize(
     ("text", "quantity", "message"),
     [
+        pytest.param("250ms", SECONDS, "use one of s, m, h, d, w", id="milliseconds-in-seconds"),
+        pytest.param("0.5s", SECONDS, "not a whole number of s", id="part-of-a-second"),
+        pytest.param("10MiB", SECONDS, "is a size, and this is a duration", id="size-for-seconds"),
         pytest.param("10MiB", DURATION, "'10MiB' is a size, and this is a duration", id="size-for-duration"),
         pytest.param("30s", SIZE, "'30s' is a duration, and this is a size", id="duration-for-size"),
         pytest.param("10G", SIZE, "did you mean GB", id="half-a-unit"),
@@ -76,10 +104,11 @@ def test_quantity_that_cannot_be_read_says_why(text, quantity, message):
 def test_formatted_quantity_reads_back(value):
     """What the pages show is what the file accepts."""
     assert parse_quantity(format_duration(value), DURATION) == value
+    assert parse_quantity(format_seconds(value), SECONDS) == value
     assert parse_quantity(format_size(value), SIZE) == value
 
 
-@given(st.text(max_size=30), st.sampled_from([DURATION, SIZE]))
+@given(st.text(max_size=30), st.sampled_from([DURATION, SECONDS, SIZE]))
 def test_any_text_is_a_quantity_or_a_value_error(text, quantity):
     """No text makes the parser fail in another way."""
     try:
@@ -92,3 +121,11 @@ def test_any_text_is_a_quantity_or_a_value_error(text, quantity):
 def test_duration_is_shown_in_its_largest_whole_unit(value, shown):
     """A default reads as an operator would write it."""
     assert format_duration(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0, "0s"), (86_400, "1d"), (90, "90s"), (600, "10m"), (7200, "2h")]
+)
+def test_seconds_are_shown_in_their_largest_whole_unit(value, shown):
+    """A bound of a property in seconds reads as an operator would write it."""
+    assert format_seconds(value) == shown

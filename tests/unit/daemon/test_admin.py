@@ -124,7 +124,7 @@ async def test_metrics_have_redpandas_pending_offsets(client, reconciler):
 async def test_status_before_the_first_round_is_empty(client):
     """There is an answer even when there is nothing to tell."""
     async with client.get("/status") as response:
-        assert await response.json() == {"rounds": 0, "problems": {}, "partitions": []}
+        assert await response.json() == {"rounds": 0, "problems": {}, "paused_topics": [], "partitions": []}
 
 
 async def test_status_tells_each_partition(client, one_round):
@@ -141,8 +141,9 @@ async def test_status_tells_each_partition(client, one_round):
         "trimmed": 0,
         "pending_segments": 0,
         "fault": None,
+        "waits_because": "segment 3 is active",
     }
-    assert found == {"rounds": 1, "problems": {}, "partitions": [partition]}
+    assert found == {"rounds": 2, "problems": {}, "paused_topics": [], "partitions": [partition]}
 
 
 async def test_status_tells_a_partitions_fault(client, one_round, writer):

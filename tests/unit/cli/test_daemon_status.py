@@ -1,0 +1,76 @@
+"""What a daemon tells the commands, and that a daemon which does not answer is no error."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+
+from tests.fakes.archive import tiered_config
+from tieringd.cli.daemon_status import waiting
+
+STATUS = {
+    "partitions": [
+        {"topic": "orders", "partition": 0, "fault": None, "waits_because": "a transaction is open"},
+        {"topic": "orders", "partition": 1, "fault": None, "waits_because": None},
+        {"topic": "orders", "partition": 2, "fault": "batch CRC", "waits_because": "segment 3 is active"},
+        {"topic": "payments", "partition": 0, "fault": None, "waits_because": "segment 9 is active"},
+    ]
+}
+
+
+@asynccontextmanager
+async def page(answer: web.Response, host: str = "127.0.0.1"):
+    """Serve *answer* at /status; give the port."""
+
+    async def status(_request: web.Request) -> web.Response:
+        return answer
+
+    application = web.Application()
+    application.add_routes([web.get("/status", status)])
+    runner = web.AppRunner(application)
+    await runner.setup()
+    await web.TCPSite(runner, host, 0).start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def config_with(tmp_path, **admin):
+    config = tiered_config(tmp_path)
+    return config.model_copy(update={"admin": config.admin.model_copy(update=admin)})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+async def test_partitions_that_wait_say_why(tmp_path, host):
+    """A fault goes before what an ordinary partition waits for; other topics are left out."""
+    async with page(web.json_response(STATUS)) as port:
+        found = await waiting(config_with(tmp_path, host=host, port=port), "orders")
+    assert found == {0: "a transaction is open", 2: "batch CRC"}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(lambda: web.Response(text="<html>"), id="another service"),
+        pytest.param(lambda: web.json_response({"rounds": 1}), id="another service's JSON"),
+        pytest.param(lambda: web.json_response([1]), id="a list"),
+        pytest.param(lambda: web.Response(status=500), id="a failure"),
+    ],
+)
+async def test_page_that_is_no_status_tells_nothing(tmp_path, answer):
+    """Whoever answers there, the archive can be looked at."""
+    async with page(answer()) as port:
+        assert await waiting(config_with(tmp_path, port=port), "orders") == {}
+
+
+async def test_daemon_that_does_not_run_tells_nothing(tmp_path):
+    """Nobody listens on the port; or the page is off, or on a port that nobody knows."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        assert await waiting(config_with(tmp_path, port=unused.getsockname()[1]), "orders") == {}
+    assert await waiting(config_with(tmp_path, port=0), "orders") == {}
+    assert await waiting(config_with(tmp_path, enabled=False), "orders") == {}

@@ -1,0 +1,159 @@
+"""`tieringd topic`: what an operator decides of one topic, kept in the bucket for every daemon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tieringd.broker.log_dir import read_local_log, scan_log_dirs
+from tieringd.cli.options import (
+    ConfigFile,
+    Format,
+    OutputFormat,
+    loaded,
+    print_fields,
+    print_json,
+    print_table,
+    run_async,
+)
+from tieringd.daemon.assembly import opened_archive, opened_broker
+from tieringd.errors import ConfigError, LocalFileError
+from tieringd.formats.topic_manifest import Archiving
+from tieringd.metrics import Metrics
+from tieringd.services.retention_manager import release as release_retention
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.config import Config
+    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.services.catalog import ArchivedTopic
+
+topic_app = typer.Typer(help="Pause and resume a topic, and give its retention back.", no_args_is_help=True)
+
+Topic = Annotated[str, typer.Argument(help="The topic's name.")]
+_COVERAGE = ("partition", "archive_next_offset", "local_first_offset", "missing_offsets")
+
+
+@topic_app.command()
+def show(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+    """Show what the bucket says of a topic: its state, and the retention it had."""
+    found = run_async(_found(loaded(config), topic)).topic
+    original = found.original_retention
+    document = {
+        "topic": found.key.topic,
+        "topic_id": found.key.topic_id,
+        "partitions": found.partition_count,
+        "archiving": found.archiving.value,
+        "retention": "managed" if original else "released" if found.retention_released else "broker",
+        "original_retention_ms": original.retention_ms if original else None,
+        "original_retention_bytes": original.retention_bytes if original else None,
+    }
+    if output is OutputFormat.JSON:
+        print_json(document)
+    else:
+        print_fields(list(document.items()))
+
+
+@topic_app.command()
+def pause(topic: Topic, config: ConfigFile) -> None:
+    """Stop uploading a topic, and with that trimming it, on every broker, until it is resumed."""
+    run_async(_change(loaded(config), topic, lambda found: replace(found, archiving=Archiving.PAUSED)))
+    typer.echo(
+        f"{topic} is paused: every daemon stops within a round. "
+        f"The broker's own retention goes on; what it deletes meanwhile will be a gap."
+    )
+
+
+@topic_app.command()
+def resume(topic: Topic, config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
+    """Go on uploading a paused topic, and show how archive and local log lie to each other here."""
+    loaded_config = loaded(config)
+    found = run_async(_change(loaded_config, topic, lambda known: replace(known, archiving=Archiving.ON)))
+    rows = _coverage(loaded_config, found)
+    if output is OutputFormat.JSON:
+        print_json(rows)
+        return
+    print_table(_COVERAGE, [[row[column] for column in _COVERAGE] for row in rows])
+    missing = sum(row["missing_offsets"] or 0 for row in rows)
+    typer.echo(
+        f"{topic} is resumed: {missing} offsets were deleted while it was paused, and become gaps"
+        if missing
+        else f"{topic} is resumed: the partitions on this broker's disk have no gap"
+    )
+
+
+@topic_app.command()
+def release(topic: Topic, config: ConfigFile) -> None:
+    """Give a topic's retention back to the broker, as it was before tieringd managed it."""
+    run_async(_release(loaded(config), topic))
+    typer.echo(f"{topic}: its original retention is the broker's again")
+
+
+@topic_app.command()
+def manage(topic: Topic, config: ConfigFile) -> None:
+    """Let daemons manage a topic's retention again after a release, where the configuration says so."""
+    run_async(_change(loaded(config), topic, lambda found: replace(found, retention_released=False)))
+    typer.echo(f"{topic}: its retention is managed again where tieringd.managed.retention is set")
+
+
+async def _found(config: Config, topic: str) -> ArchivedTopic:
+    async with opened_archive(config, Metrics()) as archive:
+        return await archive.catalog.topic(topic)
+
+
+async def _change(
+    config: Config, topic: str, change: Callable[[TopicManifest], TopicManifest]
+) -> ArchivedTopic:
+    async with opened_archive(config, Metrics()) as archive:
+        found = await archive.catalog.topic(topic)
+        await archive.manifests.change_topic(found.topic.key, change)
+        return found
+
+
+async def _release(config: Config, topic: str) -> None:
+    async with opened_archive(config, Metrics()) as archive, opened_broker(config) as broker:
+        found = (await archive.catalog.topic(topic)).topic
+        if found.original_retention is None:
+            raise ConfigError(f"the retention of topic {topic} is not managed: there is nothing to release")
+        # First nobody takes it over again; then it goes back; then what it was is forgotten.
+        await archive.manifests.change_topic(found.key, lambda known: replace(known, retention_released=True))
+        await release_retention(broker, topic, found.original_retention)
+        await archive.manifests.change_topic(found.key, lambda known: replace(known, original_retention=None))
+
+
+def _coverage(config: Config, found: ArchivedTopic) -> list[dict[str, Any]]:
+    """Compare the archive's ends with what is on this host's disks; None where nothing is."""
+    ends = {one.partition.partition: one.next_offset for one in found.partitions}
+    rows: list[dict[str, Any]] = []
+    for local in scan_log_dirs([str(path) for path in config.broker.log_dirs]).partitions:
+        name = local.topic_partition
+        if name.topic != found.topic.key.topic or local.topic_id != found.topic.key.topic_id:
+            continue
+        try:
+            first_offset = read_local_log(local).first_offset
+        except LocalFileError as error:
+            typer.echo(f"{name}: {error}", err=True)
+            continue
+        end = ends.pop(name.partition, None)
+        missing = None if end is None or first_offset is None else max(0, first_offset - end)
+        rows.append(
+            {
+                "partition": name.partition,
+                "archive_next_offset": end,
+                "local_first_offset": first_offset,
+                "missing_offsets": missing,
+            }
+        )
+    rows.extend(
+        {
+            "partition": number,
+            "archive_next_offset": end,
+            "local_first_offset": None,
+            "missing_offsets": None,
+        }
+        for number, end in ends.items()
+    )
+    return sorted(rows, key=lambda row: int(row["partition"]))
