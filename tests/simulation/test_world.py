@@ -1,33 +1,21 @@
-"""Two hundred seeded histories, with every promise checked throughout."""
+"""Seeded histories of one broker and its daemons, with every promise checked throughout."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.virtual_loop import run_virtual
+from tests.simulation.seeds import CHUNKS, seeds_of
 from tests.simulation.world import World
 from tieringd.broker.directory import DirectoryBroker
 
-_CHUNKS = 20
-_SEEDS_PER_CHUNK = 10
 
-
-def seeds_of(chunk: int) -> range:
-    """Return the seeds of a chunk, or the one that TIERINGD_SEED names."""
-    seed = os.environ.get("TIERINGD_SEED")
-    if seed is not None:
-        return range(int(seed), int(seed) + 1) if chunk == 0 else range(0)
-    return range(chunk * _SEEDS_PER_CHUNK, (chunk + 1) * _SEEDS_PER_CHUNK)
-
-
-@pytest.mark.parametrize("chunk", range(_CHUNKS))
+@pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_promises_hold_in_every_history(tmp_path, chunk, quiet):
     """Whatever fails, crashes or comes twice, nothing is lost, and all is archived in the end."""
-    for seed in seeds_of(chunk):
+    for seed in seeds_of(chunk, usual=120, share=0.6):
         log_dir = tmp_path / str(seed)
         log_dir.mkdir()
         world = World(seed, log_dir)

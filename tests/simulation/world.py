@@ -261,7 +261,7 @@ class World:
             assert not ends, f"{writer.name}: nothing was archived"
             return
         # That these gaps are real is among the promises. Their data may have gone after all.
-        eligible = max([*ends, *(gap.next_offset for gap in manifest.gaps)], default=None)
+        eligible = max([manifest.start_offset, *ends, *(gap.next_offset for gap in manifest.gaps)])
         assert manifest.next_offset == eligible, f"{writer.name}: not all was archived"
         archive = archive_in(self.store)
         lost = {one for gap in manifest.gaps for one in range(gap.base_offset, gap.next_offset)}

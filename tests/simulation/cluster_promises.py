@@ -1,0 +1,226 @@
+"""
+The promises of the README on a cluster: the bucket and all brokers' logs against what was written.
+
+Like `promises`, each check looks at bytes and offsets only, and asks none of the daemons.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.formats.manifest_codec import decode_manifest
+from tieringd.formats.object_keys import data_key, index_key, manifest_key
+from tieringd.formats.record_batch import parse_header
+
+if TYPE_CHECKING:
+    from tests.simulation.node import Node
+    from tests.simulation.replica import Replica
+    from tests.simulation.replication import Replication
+    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.storage.memory import MemoryStore
+
+_FOLLOWED_MS = 90_000
+"""How old a follower's manifest may be, and some."""
+
+
+class ClusterPromises:
+    """What must hold at every moment of *partitions* and of their archive in *store*."""
+
+    def __init__(self, store: MemoryStore, partitions: list[Replication]) -> None:
+        self._store = store
+        self._partitions = partitions
+        self._seen: dict[str, PartitionManifest] = {}
+        self.checks = 0
+
+    def check(self) -> None:
+        """Look at everything once."""
+        self.checks += 1
+        for partition in self._partitions:
+            manifest = self.manifest_of(partition)
+            if manifest is not None:
+                self._check_objects(manifest)
+
+    def check_commit(self, broker: int, key: str) -> None:
+        """Look at the manifest that a daemon beside *broker* has just stored under *key*."""
+        for partition in self._partitions:
+            if manifest_key(partition.log.identified) == key:
+                manifest = self.manifest_of(partition)
+                assert manifest is not None
+                self._check_change(broker, partition, manifest)
+                self._check_objects(manifest)
+                self._seen[key] = manifest
+
+    def check_trim(self, broker: int, partition: Replication, before_offset: int) -> None:
+        """See that all that *broker* is about to let go is in the archive, unless others still hold it."""
+        replica = partition.replicas[broker]
+        manifest = self.manifest_of(partition)
+        truth = {one.data for one in partition.log.batches}
+        held = set() if broker == partition.leader else partition.log.held_offsets()
+        for batch in replica.batches:
+            is_let_go = replica.log_start_offset <= batch.base_offset < before_offset
+            if is_let_go and batch.data in truth and batch.base_offset not in held:
+                stored = manifest.segments.covering(batch.base_offset) if manifest else None
+                what = f"{partition.name}: broker {broker} trims to {before_offset}"
+                assert stored is not None, f"{what}, and {batch.base_offset} is not durable"
+                assert batch.data in self._data(manifest, stored), f"{what}: {stored} holds other bytes"
+
+    def check_pins(self, node: Node, now_ms: int) -> None:
+        """See that what is closed and not durable is pinned, where the daemon had the time to see it."""
+        for partition in self._partitions:
+            replica, manifest = partition.replicas[node.number], self.manifest_of(partition)
+            durable_to = manifest.next_offset if manifest else 0
+            if manifest and any(now_ms - one.replaced_at_ms < _FOLLOWED_MS for one in manifest.replacements):
+                # A follower does not know yet that less is durable than it was.
+                continue
+            pins = set(replica.pins())
+            for base_offset, next_offset, closed_at in replica.closed_segments():
+                if next_offset > durable_to and node.has_looked_since(closed_at):
+                    what = f"{partition.name}: {base_offset} is not pinned beside broker {node.number}"
+                    assert (base_offset, next_offset) in pins, what
+
+    def manifest_of(self, partition: Replication) -> PartitionManifest | None:
+        """Return the manifest that the bucket holds; it has to be a sound one."""
+        data = self._object(manifest_key(partition.log.identified))
+        return None if data is None else decode_manifest(data)
+
+    def _check_objects(self, manifest: PartitionManifest) -> None:
+        """Everything that is listed is there. That it is what was written was looked at when it came."""
+        assert not manifest.faults(), manifest.faults()
+        for segment in manifest.segments:
+            for key in (data_key(manifest.partition, segment), index_key(manifest.partition, segment)):
+                assert self._object(key) is not None, f"{key} is listed and not in the bucket"
+
+    def _check_change(self, broker: int, partition: Replication, manifest: PartitionManifest) -> None:
+        name, key = str(partition.name), manifest_key(manifest.partition)
+        earlier = self._seen.get(key)
+        assert manifest.leader_epoch in partition.leaders, f"{name}: {manifest.leader_epoch} is no epoch"
+        assert partition.leaders[manifest.leader_epoch] == broker, f"{name}: {broker} never led"
+        known = list(earlier.segments) if earlier else []
+        gaps = earlier.gaps if earlier else ()
+        if earlier is not None:
+            assert manifest.leader_epoch >= earlier.leader_epoch, f"{name}: a deposed leader wrote"
+            count = len(earlier.replacements)
+            assert manifest.replacements[:count] == earlier.replacements, f"{name}: history changed"
+            assert len(manifest.replacements) - count in {0, 1}, f"{name}: several cuts at once"
+            for cut in manifest.replacements[count:]:
+                self._check_cut(partition, known, manifest, cut.base_offset)
+                known = [one for one in known if one.base_offset < cut.base_offset]
+                gaps = tuple(one for one in gaps if one.base_offset < cut.base_offset)
+        segments = list(manifest.segments)
+        assert segments[: len(known)] == known, f"{name}: history changed"
+        assert manifest.gaps[: len(gaps)] == gaps, f"{name}: history changed"
+        for segment in segments[len(known) :]:
+            self._check_segment(partition, manifest, segment)
+        for gap in manifest.gaps[len(gaps) :]:
+            self._check_gap(broker, partition, manifest, gap)
+
+    def _check_segment(
+        self, partition: Replication, manifest: PartitionManifest, segment: RemoteSegment
+    ) -> None:
+        """A segment that comes holds batches that a leader wrote, whole, and that were stable then."""
+        data = self._data(manifest, segment)
+        assert (len(data), crc32c(data)) == (segment.size_bytes, segment.crc32c), segment
+        bound = partition.stable_to[segment.leader_epoch]
+        assert segment.next_offset <= bound, f"{segment} goes past the last stable offset {bound}"
+        position, expected = 0, segment.base_offset
+        while position < len(data):
+            header = parse_header(data, position)
+            batch = data[position : position + header.size_bytes]
+            assert header.base_offset == expected, f"{segment} lacks {expected}"
+            assert batch in partition.log._journal[expected], f"{segment}: {expected} was never written so"
+            position, expected = position + len(batch), header.last_offset + 1
+        assert expected == segment.next_offset, f"{segment} ends at {expected}"
+
+    def _check_gap(self, broker: int, partition: Replication, manifest: PartitionManifest, gap: Gap) -> None:
+        """What is recorded as lost is lost to the leader, and was not pinned when the broker deleted it."""
+        if broker != partition.leader or manifest.leader_epoch != partition.leader_epoch:
+            # What a deposed leader had is not known any more.
+            return
+        replica, name = partition.log, str(partition.name)
+        offsets = set(range(gap.base_offset, gap.next_offset))
+        held = offsets & replica.held_offsets()
+        assert not held, f"{name}: {gap} is recorded, and {min(held)} is on the leader's disk"
+        for one in replica.deletions:
+            safe = offsets & set(range(one.base_offset, one.next_offset)) if one.is_safe else None
+            assert not safe, f"{name}: {gap} is recorded, and {one} was pinned or trimmed"
+
+    def _check_cut(
+        self, partition: Replication, known: list[RemoteSegment], manifest: PartitionManifest, offset: int
+    ) -> None:
+        """What is cut off diverges, and the good records that go with it are still with the leader."""
+        if manifest.leader_epoch != partition.leader_epoch:
+            return
+        cut = [one for one in known if one.base_offset >= offset]
+        log = partition.log
+        if cut:
+            last = cut[-1]
+            stored = self._data(manifest, last)
+            assert stored != log.bytes_between(last.base_offset, last.next_offset), f"{last} was good"
+        held = log.held_offsets()
+        for segment in cut:
+            stored = self._data(manifest, segment)
+            for one in log.batches:
+                if segment.base_offset <= one.base_offset < segment.next_offset and one.data in stored:
+                    assert one.base_offset in held, f"{one.base_offset} was only archived, and is cut off"
+
+    def expect_converged(self, partition: Replication) -> None:
+        """All that is closed and stable is durable and right, and nothing durable is pinned."""
+        manifest, log = self.manifest_of(partition), partition.log
+        name = str(partition.name)
+        assert manifest is not None, f"{name}: nothing is archived"
+        closed = [one for one in log.bases_on_disk if one <= log.last_stable_offset]
+        assert manifest.next_offset >= closed[-1], f"{name}: {manifest.next_offset} is not {closed[-1]}"
+        for segment in manifest.segments:
+            stored = self._data(manifest, segment)
+            wanted = log.bytes_between(segment.base_offset, segment.next_offset)
+            assert stored == wanted, f"{name}: {segment} is not what the leader holds"
+        self._expect_no_pins(partition, manifest)
+
+    def _expect_no_pins(self, partition: Replication, manifest: PartitionManifest) -> None:
+        for replica in partition.replicas:
+            durable = [one for one in replica.pins() if one[1] <= manifest.next_offset]
+            assert not durable, f"{partition.name}: pins are left in {replica.path}: {durable}"
+
+    def expect_all_on_disk(self, partition: Replication, manifest: PartitionManifest) -> None:
+        """What is acknowledged and not in the archive is in the leader's log."""
+        missing = set(range(manifest.next_offset, partition.log.next_offset)) - partition.log.held_offsets()
+        assert not missing, f"{partition.name}: {min(missing)} is nowhere"
+
+    def _data(self, manifest: PartitionManifest, segment: RemoteSegment) -> bytes:
+        data = self._object(data_key(manifest.partition, segment))
+        assert data is not None, f"the object of {segment} is not in the bucket"
+        return data
+
+    def _object(self, key: str) -> bytes | None:
+        found = self._store._objects.get(key)
+        return None if found is None else found[0]
+
+
+def offsets_of_gaps(manifest: PartitionManifest) -> set[int]:
+    """Return every offset that is recorded as lost."""
+    return {one for gap in manifest.gaps for one in range(gap.base_offset, gap.next_offset)}
+
+
+def values_at(log: Replica, manifest: PartitionManifest, *, read_committed: bool) -> dict[int, bytes]:
+    """Return the records that reading the archive has to give."""
+    lost = offsets_of_gaps(manifest)
+    return {
+        offset: value
+        for offset, value in log.values(read_committed=read_committed).items()
+        if manifest.start_offset <= offset < manifest.next_offset and offset not in lost
+    }
+
+
+def cut_by_gaps(log: Replica, manifest: PartitionManifest) -> set[int]:
+    """Return the offsets of transactions that a gap cuts off from their markers: they may not count."""
+    cut: set[int] = set()
+    for gap in manifest.gaps:
+        opened = log._open_transactions(gap.base_offset)
+        for one in log.batches:
+            first_offset = opened.get(one.producer_id, gap.base_offset)
+            if one.marker is None and first_offset <= one.base_offset < gap.base_offset:
+                cut |= set(range(one.base_offset, one.next_offset))
+    return cut

@@ -1,0 +1,186 @@
+"""
+One broker's copy of a partition: it is fetched, cut back, and deleted from on its own.
+
+The bytes are those of the leader; where segments begin is each replica's own business. What
+was deleted stays in memory, so that a check can ask later what the log held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.fakes.log_writer import LogWriter, _Segment, _Written
+from tieringd.formats.log_names import FileKind, encode_file_name
+from tieringd.formats.record_batch import parse_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A segment that left the log directory, and whether it may never be missed in the archive."""
+
+    base_offset: int
+    next_offset: int
+    is_safe: bool
+    """It was pinned then, or trimmed at the daemon's own request."""
+
+
+class Replica(LogWriter):
+    """
+    The log of one partition on one broker, with *pin_root* beside it.
+
+    *journal* is the partition's memory of every batch that any broker ever wrote, by offset.
+    """
+
+    def __init__(self, log_dir: Path, pin_root: Path, number: int, journal: dict[int, set[bytes]]) -> None:
+        super().__init__(log_dir, "orders", number)
+        self._pins = Path(pin_root) / f"{self.name}_{self.partition.topic_id}"
+        self._journal = journal
+        self.high_watermark = 0
+        self.deletions: list[Deletion] = []
+        self._closed_at: dict[int, float] = {}
+
+    def roll(self) -> int:
+        """Close the active segment, and note when."""
+        self._closed_at[self._segments[-1].base_offset] = asyncio.get_running_loop().time()
+        return super().roll()
+
+    def closed_segments(self) -> list[tuple[int, int, float]]:
+        """Return the closed segments on disk: base, next offset, and since when in loop time."""
+        return [(base, following, self._closed_at[base]) for base, following in pairwise(self.bases_on_disk)]
+
+    @property
+    def batches(self) -> list[_Written]:
+        """Return every batch of the log, those included that are deleted by now."""
+        return list(self._batches())
+
+    @property
+    def is_active_empty(self) -> bool:
+        """Say whether there is nothing to roll."""
+        return not self._segments[-1].batches
+
+    def bytes_between(self, base_offset: int, next_offset: int) -> bytes:
+        """Return what the log held of these offsets, deleted or not."""
+        return b"".join(one.data for one in self._batches() if base_offset <= one.base_offset < next_offset)
+
+    def held_offsets(self) -> set[int]:
+        """Return the offsets that are on disk here: in the log, or in pins of what lies before it."""
+        first = self.bases_on_disk[0]
+        held = set(range(first, self.next_offset))
+        for base_offset, next_offset in self.pins():
+            if next_offset <= first:
+                held.update(range(base_offset, next_offset))
+        return held
+
+    def pins(self) -> list[tuple[int, int]]:
+        """Return the bounds of each pinned segment."""
+        names = sorted(each.stem for each in self._pins.glob("*-*.log"))
+        return [(int(base), int(following)) for base, following in (name.split("-") for name in names)]
+
+    def fetch(self, leader: Replica, count: int) -> None:
+        """Follow *leader*: give up what it does not hold, then take up to *count* batches from it."""
+        theirs = leader.batches
+        self._cut_to(_divergence(self.batches, theirs))
+        missing = [one for one in theirs if one.base_offset >= self.next_offset]
+        if self.next_offset < leader.log_start_offset:
+            before = [one for one in missing if one.base_offset < leader.log_start_offset]
+            self._start_at(leader.log_start_offset, before)
+            missing = missing[len(before) :]
+        for one in missing[:count]:
+            self._note_epoch(one)
+            self._add(one)
+        assert leader.high_watermark is not None
+        self.high_watermark = min(leader.high_watermark, self.next_offset)
+        self.log_start_offset = max(self.log_start_offset, min(leader.log_start_offset, self.high_watermark))
+        self.delete_below_start(is_requested=False)
+
+    def delete_oldest(self) -> bool:
+        """Delete the oldest segment by the broker's own retention, if it is closed and replicated."""
+        bases = self.bases_on_disk
+        if len(bases) < 2 or bases[1] > self.stable_end:
+            return False
+        self.log_start_offset = max(self.log_start_offset, bases[1])
+        self.delete_below_start(is_requested=False)
+        return True
+
+    def delete_below_start(self, *, is_requested: bool) -> None:
+        """Delete the closed segments below the log start."""
+        for base_offset, next_offset in pairwise(self.bases_on_disk):
+            if next_offset <= self.log_start_offset:
+                self._note_deletion(base_offset, next_offset, is_requested=is_requested)
+                self._unlink(base_offset)
+
+    def _note_deletion(self, base_offset: int, next_offset: int, *, is_requested: bool) -> None:
+        pin = self._pins / f"{base_offset:020d}-{next_offset:020d}.log"
+        is_pinned = pin.exists() and pin.samefile(self.log_path(base_offset))
+        self.deletions.append(Deletion(base_offset, next_offset, is_pinned or is_requested))
+
+    def _cut_to(self, offset: int) -> None:
+        if offset < self.next_offset:
+            self._cut_off(offset)
+        # Even where no record goes: an epoch may have begun here under which nothing was written.
+        self.epochs = [each for each in self.epochs if each[1] < offset]
+        self._write_epochs()
+
+    def _cut_off(self, offset: int) -> None:
+        self.deletions = [one for one in self.deletions if one.next_offset <= offset]
+        if offset > self.bases_on_disk[0]:
+            self.truncate(offset)
+        else:
+            # Everything on disk is off the leader's log.
+            for base_offset in self.bases_on_disk:
+                self._unlink(base_offset)
+            kept = [_Segment(one.base_offset, list(one.batches)) for one in self._segments]
+            for one in kept:
+                one.batches = [each for each in one.batches if each.next_offset <= offset]
+            self._segments = [one for one in kept if one.batches]
+            self._begin_segment(offset)
+        assert self.high_watermark is not None
+        self.high_watermark = min(self.high_watermark, offset)
+        self.log_start_offset = min(self.log_start_offset, offset)
+
+    def _start_at(self, offset: int, before: list[_Written]) -> None:
+        """Begin anew at *offset*, as a follower does that lags behind its leader's log start."""
+        for base_offset, next_offset in pairwise([*self.bases_on_disk, self.next_offset]):
+            self._note_deletion(base_offset, next_offset, is_requested=False)
+            self._unlink(base_offset)
+        self._segments = [one for one in self._segments if one.batches]
+        self._segments.append(_Segment(self.next_offset, before))
+        self.deletions.append(Deletion(self.next_offset, offset, is_safe=False))
+        self._begin_segment(offset)
+        self.epochs = []
+        self.log_start_offset = offset
+
+    def _begin_segment(self, offset: int) -> None:
+        self._segments.append(_Segment(offset))
+        self._write_file(encode_file_name(offset, FileKind.LOG), b"")
+        self.next_offset = offset
+
+    def _note_epoch(self, batch: _Written) -> None:
+        leader_epoch = parse_header(batch.data).leader_epoch
+        if not self.epochs or leader_epoch > self.epochs[-1][0]:
+            # As Kafka does: an epoch under which nothing was written gives way to the next.
+            self.epochs = [each for each in self.epochs if each[1] < batch.base_offset]
+            self.epochs.append((leader_epoch, batch.base_offset))
+            self._write_epochs()
+
+    def _add(self, written: _Written) -> int:
+        self._journal.setdefault(written.base_offset, set()).add(written.data)
+        return super()._add(written)
+
+
+def _divergence(ours: Iterable[_Written], theirs: Iterable[_Written]) -> int:
+    """Return the first offset at which two logs differ, or where the shorter of them ends."""
+    offset = 0
+    ours = list(ours)
+    for our, their in zip(ours, theirs, strict=False):
+        if our.data != their.data:
+            return offset
+        offset = our.next_offset
+    return offset

@@ -1,0 +1,91 @@
+"""
+Who leads a partition, who follows, and how far: the part of Kafka that a daemon sees the effects of.
+
+An election is known at once to the broker that is elected, and to the others when they hear of
+it: until then a deposed leader goes on as if it led, but what it appends is never replicated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.replica import Replica
+    from tieringd.model.partition import LogBounds, TopicPartition
+
+
+class Replication:
+    """One partition on all brokers of the cluster: replica *n* is on broker *n*."""
+
+    def __init__(self, replicas: list[Replica]) -> None:
+        self.replicas = replicas
+        self.leader = 0
+        self.leader_epoch = 0
+        self.leaders = {0: 0}
+        """Which broker each leader epoch belongs to."""
+        self.heard = dict.fromkeys(range(len(replicas)), (0, 0))
+        """What each broker believes: the leader and its epoch."""
+        self.in_sync = set(range(len(replicas)))
+        self.stable_to: defaultdict[int, int] = defaultdict(int)
+        """Up to where each epoch's leader ever said that its log was stable."""
+        self._fetched: dict[int, int] = {}
+
+    @property
+    def name(self) -> TopicPartition:
+        """Return the partition's name."""
+        return self.replicas[0].name
+
+    @property
+    def log(self) -> Replica:
+        """Return the leader's replica: what it holds is what the partition holds."""
+        return self.replicas[self.leader]
+
+    def believes_to_lead(self, broker: int) -> bool:
+        """Say whether *broker* has not heard that another leads."""
+        return self.heard[broker][0] == broker
+
+    def bounds_at(self, broker: int) -> LogBounds:
+        """Return what *broker*, which believes to lead, says of its log."""
+        bounds = self.replicas[broker].bounds()
+        for leader_epoch, leader in self.leaders.items():
+            if leader == broker:
+                self.stable_to[leader_epoch] = max(self.stable_to[leader_epoch], bounds.last_stable_offset)
+        return bounds
+
+    def advance(self) -> None:
+        """Move the high watermark to what all in-sync replicas hold."""
+        held = [self._fetched.get(one, 0) for one in self.in_sync - {self.leader}]
+        assert self.log.high_watermark is not None
+        self.log.high_watermark = max(self.log.high_watermark, min([self.log.next_offset, *held]))
+
+    def fetch(self, follower: int, count: int = 1000) -> None:
+        """Let a follower that knows its leader take up to *count* batches."""
+        if follower == self.leader or self.heard[follower] != (self.leader, self.leader_epoch):
+            return
+        replica = self.replicas[follower]
+        replica.fetch(self.log, count)
+        self._fetched[follower] = replica.next_offset
+        if replica.next_offset == self.log.next_offset:
+            self.in_sync.add(follower)
+        self.advance()
+
+    def drop_out(self, follower: int) -> None:
+        """Take a follower out of the in-sync replicas: the leader goes on without it."""
+        self.in_sync.discard(follower)
+        self.advance()
+
+    def elect(self, broker: int) -> None:
+        """Let *broker* lead: uncleanly, when it is not in sync."""
+        if broker not in self.in_sync:
+            self.in_sync = {broker}
+        self.leader, self.leader_epoch = broker, self.leader_epoch + 1
+        self.leaders[self.leader_epoch] = broker
+        self._fetched.clear()
+        self.log.begin_epoch(self.leader_epoch)
+        self.hear(broker)
+        self.advance()
+
+    def hear(self, broker: int) -> None:
+        """Let a broker learn who leads."""
+        self.heard[broker] = (self.leader, self.leader_epoch)
