@@ -103,9 +103,9 @@ def archived_bytes(config: Path, topic: str, number: int = 0) -> bytes:
     return run_well("archive", "cat", topic, str(number), "--config", str(config))
 
 
-def read_records(config: Path, topic: str, *options: str) -> list[SeenRecord]:
-    """Return the records that `tieringd read` prints of partition 0."""
-    printed = run_well("read", topic, "--partition", "0", "--config", str(config), *options)
+def read_records(config: Path, topic: str, *options: str, number: int = 0) -> list[SeenRecord]:
+    """Return the records that `tieringd read` prints of a partition."""
+    printed = run_well("read", topic, "--partition", str(number), "--config", str(config), *options)
     return [_record(json.loads(line)) for line in printed.splitlines()]
 
 

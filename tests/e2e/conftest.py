@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.sample_topics import SAMPLE_TOPICS, write_sample_topics
+from tests.support.cluster import CLUSTER_PROPERTIES, DaemonsBeside
 from tests.support.daemon import kafka_config, run_command, write_config
 from tests.support.kafka import KafkaCluster
 from tests.support.s3_bucket import S3Bucket
@@ -31,6 +33,16 @@ async def kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Kafka
     cluster = await KafkaCluster.start(tmp_path_factory.mktemp("kafka"))
     yield cluster
     await cluster.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def brokers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
+    """Give three running Kafka brokers; a test that stops one starts it again."""
+    directory = tmp_path_factory.mktemp("brokers")
+    cluster = await KafkaCluster.start(directory, brokers=3, heap_mib=384, properties=CLUSTER_PROPERTIES)
+    yield cluster
+    # Three controllers that stop together wait a minute for each other.
+    await cluster.kill()
 
 
 @pytest.fixture(scope="session")
@@ -103,3 +115,20 @@ def write_kafka_config(
         return write_config(tmp_path / "tieringd.yaml", config)
 
     return write
+
+
+@pytest.fixture
+def daemons_of(
+    brokers: KafkaCluster, seaweedfs: SeaweedFS, prefix: str, tmp_path: Path
+) -> Iterator[Callable[..., DaemonsBeside]]:
+    """Give a function that sets up a daemon beside each of the three brokers, for this test's topics."""
+    with ExitStack() as stack:
+
+        def set_up(*topics: str, **changes: Any) -> DaemonsBeside:
+            wanted = {"topics": {name: {"redpanda.remote.write": True} for name in topics}} | changes
+            daemons = DaemonsBeside(
+                brokers, seaweedfs, tmp_path, bucket=BUCKET, prefix=prefix, changes=wanted
+            )
+            return stack.enter_context(daemons)
+
+        yield set_up

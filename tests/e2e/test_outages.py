@@ -62,7 +62,7 @@ def test_daemon_starts_while_its_store_is_silent(store_config, seaweedfs, object
     seaweedfs.pause()
     try:
         with running_daemon(store_config) as daemon:
-            daemon.until(lambda: daemon.events("reconciliation round failed"), "a round has failed")
+            daemon.until(lambda: daemon.events("topic manifests cannot be read"), "the store is missed")
             assert daemon.get("/readyz")[0] == 503
             assert daemon.events("object store does not answer yet")
             seaweedfs.resume()

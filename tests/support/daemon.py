@@ -74,15 +74,22 @@ def directory_config(log_dirs: Sequence[Path], archive: Path, state: Path, **cha
 
 
 def kafka_config(
-    kafka: KafkaCluster, store: SeaweedFS, state: Path, *, bucket: str, prefix: str, **changes: Any
+    kafka: KafkaCluster,
+    store: SeaweedFS,
+    state: Path,
+    *,
+    bucket: str,
+    prefix: str,
+    node_id: int = 1,
+    **changes: Any,
 ) -> dict[str, Any]:
     """Return a configuration for a broker and S3; it archives only the topics that *changes* name."""
     return {
         "broker": {
             "kind": "kafka",
-            "log_dirs": [str(kafka.log_dir())],
-            "bootstrap": [kafka.broker.bootstrap],
-            "node_id": 1,
+            "log_dirs": [str(kafka.log_dir(node_id))],
+            "bootstrap": [kafka.brokers[node_id - 1].bootstrap],
+            "node_id": node_id,
         },
         "state_directory": str(state),
         "cloud_storage_enabled": True,
@@ -135,6 +142,11 @@ class Daemon:
         self.until(lambda: self.events("admin page listens"), "the admin page listens")
         (event,) = self.events("admin page listens")
         self._url = f"http://{event['host']}:{event['port']}"
+
+    @property
+    def admin_port(self) -> int:
+        """Return the port of the admin page."""
+        return int(self._url.rpartition(":")[2])
 
     def output_text(self) -> str:
         """Return everything that the daemon has printed."""

@@ -79,6 +79,7 @@ class KafkaBrokerProcess:
     jars: Path
     listener_ports: dict[str, int] = field(default_factory=dict)
     """The ports of the listeners that were asked for, by name."""
+    heap_mib: int = 512
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -104,7 +105,7 @@ class KafkaBrokerProcess:
 
     def command(self, main_class: str, *arguments: str) -> list[str]:
         """Return the command line of one of Kafka's own main classes."""
-        options = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        options = (f"-Xmx{self.heap_mib}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
         logging = "-Dorg.apache.logging.log4j.level=INFO"
         properties = ("-cp", f"{self.jars}/*", main_class, *arguments)
         return [program("java"), *options, logging, *properties]
@@ -200,6 +201,7 @@ class KafkaCluster:
         directory: Path,
         *,
         brokers: int = 1,
+        heap_mib: int = 512,
         properties: Mapping[str, str] | None = None,
         listeners: Sequence[Listener] = (),
     ) -> KafkaCluster:
@@ -215,7 +217,7 @@ class KafkaCluster:
         ports = iter(free_ports((2 + len(listeners)) * brokers))
         cluster_id = _random_id()
         nodes = [
-            KafkaBrokerProcess(number, next(ports), directory / f"broker-{number}", jars)
+            KafkaBrokerProcess(number, next(ports), directory / f"broker-{number}", jars, heap_mib=heap_mib)
             for number in range(1, brokers + 1)
         ]
         controllers = {node.node_id: f"127.0.0.1:{next(ports)}" for node in nodes}
@@ -282,10 +284,18 @@ class KafkaCluster:
         *,
         partitions: int = 1,
         replication: int = 1,
+        replicas: Sequence[Sequence[int]] = (),
         configs: Mapping[str, str] | None = None,
     ) -> None:
-        """Create a topic, and return when every partition has a leader."""
+        """
+        Create a topic, and return when every partition has a leader.
+
+        *replicas* places each partition on nodes, the one to lead first, instead of by numbers.
+        """
         topic = NewTopic(name, partitions, replication, topic_configs=dict(configs or {}))
+        if replicas:
+            partitions = len(replicas)
+            topic = NewTopic(name, -1, -1, dict(enumerate(replicas)), dict(configs or {}))
         async with self.admin() as admin:
             response = await admin.create_topics([topic])
             for _, code, message in (error[:3] for error in response.topic_errors):

@@ -1,0 +1,124 @@
+"""On three brokers: retention that deletes while the store is away, with pins and without."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.e2e.archives import archived_manifest, assert_whole, read_records
+from tests.e2e.sample_topics import SEGMENTS
+from tests.support.cluster import cluster_admin, restart_broker
+from tests.support.daemon import run_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LARGE = {"max_batch_size": 200_000}
+_VALUE_BYTES = 100_000
+_IMPATIENT = {
+    # An outage is as good as any other once the first request has given up.
+    "cloud_storage_segment_upload_timeout_ms": 500,
+    "cloud_storage_manifest_upload_timeout_ms": 500,
+}
+
+
+def values(count: int) -> list[bytes]:
+    return [bytes([number]) * _VALUE_BYTES for number in range(count)]
+
+
+def first_base(directory: Path) -> int:
+    return min(int(path.stem) for path in directory.glob("*.log"))
+
+
+def base_of_active(directory: Path) -> int:
+    return max(int(path.stem) for path in directory.glob("*.log"))
+
+
+def names_of_others(log_dir: Path, topic: str) -> set[str]:
+    """Return what lies in a log directory besides the partitions of *topic*."""
+    return {path.name for path in log_dir.iterdir() if not path.name.startswith(topic)}
+
+
+async def test_retention_during_an_outage_loses_nothing_with_pins(
+    brokers, seaweedfs, daemons_of, objects, topic
+):
+    """What the broker deletes while the store is away is archived later, from pins, across a restart."""
+    log_dir = brokers.log_dir(1)
+    others = names_of_others(log_dir, topic)
+    limits = {"retention.ms": "2500"}
+    await brokers.create_topic(topic, replicas=[[1]], configs=SEGMENTS | limits)
+    daemons = daemons_of(topic, **_IMPATIENT)
+    daemons.launch()
+    daemons[1].until_next_offset(topic, 0)
+    directory = log_dir / f"{topic}-0"
+    written = values(45)
+    seaweedfs.pause()
+    try:
+        await brokers.produce(topic, written, **_LARGE)
+        # The active segment too: when it expires it is closed and deleted in one go.
+        daemons[1].until(lambda: first_base(directory) == len(written), "the broker has deleted everything")
+        daemons[1].until(
+            lambda: daemons[1].metric("tieringd_pinned_segments") >= 5, "only pins hold the segments"
+        )
+        pinned_bytes = daemons[1].metric("tieringd_pinned_bytes")
+        daemons.kill(1)
+        await restart_broker(brokers, 1)
+        assert names_of_others(log_dir, topic) == others
+    finally:
+        seaweedfs.resume()
+    daemons.launch(1)
+    daemons[1].until_next_offset(topic, len(written))
+    daemons[1].until(lambda: daemons[1].metric("tieringd_pinned_bytes") == 0, "the pins are released")
+
+    manifest = archived_manifest(objects, topic)
+    archived = read_records(daemons.config(), topic)
+    assert pinned_bytes > len(written) * _VALUE_BYTES
+    assert (manifest.start_offset, manifest.gaps, manifest.faults()) == (0, (), ())
+    assert [(one.offset, one.value) for one in archived] == list(enumerate(written))
+    assert not daemons.events("gap recorded in the archive")
+    assert_whole(daemons.config())
+
+
+async def test_retention_during_an_outage_leaves_a_recorded_gap_without_pins(
+    brokers, seaweedfs, daemons_of, objects, topic
+):
+    """Without pins what the broker deleted is a gap: in the manifest, the metrics and each reader's way."""
+    # By bytes, so that what follows the gap stays until it is archived.
+    limits = {"retention.bytes": str(2 << 20)}
+    await brokers.create_topic(topic, replicas=[[1]], configs=SEGMENTS)
+    daemons = daemons_of(topic, pin_segments=False, **_IMPATIENT)
+    daemons.launch()
+    directory = brokers.log_dir(1) / f"{topic}-0"
+    written = values(65)
+    await brokers.produce(topic, written[:15], **_LARGE)
+    archived_to = base_of_active(directory)
+    daemons[1].until_next_offset(topic, archived_to)
+    seaweedfs.pause()
+    try:
+        async with cluster_admin(brokers) as admin:
+            await admin.configure(topic, limits)
+        await brokers.produce(topic, written[15:], **_LARGE)
+        # All that its limit does not keep: what goes later, while the archive catches up, is another gap.
+        daemons[1].until(lambda: first_base(directory) == 40, "the broker has deleted what waited")
+        daemons[1].until(lambda: daemons[1].partition(topic).get("fault"), "the store is seen to be away")
+    finally:
+        seaweedfs.resume()
+    daemons[1].until(lambda: daemons[1].events("gap recorded in the archive"), "a gap is recorded")
+    daemons[1].until_next_offset(topic, base_of_active(directory))
+
+    manifest = archived_manifest(objects, topic)
+    (gap,) = manifest.gaps
+    assert (gap.base_offset, manifest.faults()) == (archived_to, ())
+    assert gap.next_offset >= first_base(directory) - 20
+    lost = gap.next_offset - gap.base_offset
+    assert daemons[1].metric("tieringd_archive_gaps_total", topic=topic) == 1
+    assert daemons[1].metric("tieringd_archive_gap_offsets", topic=topic) == lost
+    archived = read_records(daemons.config(), topic)
+    kept = [
+        (offset, value)
+        for offset, value in enumerate(written)
+        if offset < manifest.next_offset and not gap.base_offset <= offset < gap.next_offset
+    ]
+    assert [(one.offset, one.value) for one in archived] == kept
+    told = run_command("read", topic, "--partition", "0", "--config", str(daemons.config())).stderr.decode()
+    assert f"gap: offsets {gap.base_offset} to {gap.last_offset} are not archived: the broker removed" in told
+    assert assert_whole(daemons.config())["partitions"][0]["gap_offsets"] == lost

@@ -1,0 +1,223 @@
+"""On three brokers, with producers running throughout: trouble of every kind, and each record once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as ClientPartition
+
+from tests.e2e.archives import archived_manifest, assert_whole, read_records, stored_segments
+from tests.e2e.sample_topics import SEGMENTS
+from tests.support.cluster import cluster_admin, restart_broker, start_broker
+from tests.support.writers import Writers, number_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.cluster import ClusterAdmin, DaemonsBeside
+    from tests.support.kafka import KafkaCluster
+    from tests.support.seaweedfs import SeaweedFS
+    from tests.support.writers import Writer
+
+_OUTAGE_SECONDS = 30
+_SAFE = SEGMENTS | {"min.insync.replicas": "2"}
+_UNSAFE = SEGMENTS | {"unclean.leader.election.enable": "true"}
+_PLACES = ([1, 2, 3], [2, 3, 1], [3, 1, 2])
+_NODES = (1, 2, 3)
+
+
+class Storm:
+    """One cluster, its daemons, and what is done to them. Blocking waits go to threads where others run."""
+
+    def __init__(
+        self, brokers: KafkaCluster, daemons: DaemonsBeside, admin: ClusterAdmin, topic: str
+    ) -> None:
+        self.brokers = brokers
+        self.daemons = daemons
+        self.admin = admin
+        self.topic = topic
+
+    async def until_all_go_on(self) -> None:
+        """Return when every partition's archive has grown once more, and all replicas are in sync."""
+        for number in range(len(_PLACES)):
+            await self.admin.until_in_sync(self.topic, number=number)
+            await self.until_grown(self.topic, number)
+
+    async def until_grown(self, topic: str, number: int = 0, *, by: int = 1) -> None:
+        """Return when the leader's daemon has archived at least *by* more offsets of a partition."""
+        state = await self.admin.until(topic, lambda one: one.leader > 0, "it is led", number=number)
+        daemon = self.daemons[state.leader]
+        daemon.until(lambda: daemon.next_offset(topic, number) is not None, "it is archived from there")
+        begun = daemon.next_offset(topic, number)
+        daemon.until(
+            lambda: (daemon.next_offset(topic, number) or 0) >= begun + by, f"{topic}-{number} is archived on"
+        )
+
+    async def move_all_leaders(self) -> None:
+        """Let every partition be led by its next replica."""
+        for number in range(len(_PLACES)):
+            state = (await self.admin.partitions(self.topic))[number]
+            following = state.replicas[(state.replicas.index(state.leader) + 1) % len(state.replicas)]
+            await self.admin.move_leader(self.topic, following, number=number)
+
+    async def restart_every_broker(self) -> None:
+        """Stop and start one broker after the other, each when the last one is in sync again."""
+        for node_id in _NODES:
+            await restart_broker(self.brokers, node_id)
+            for number in range(len(_PLACES)):
+                await self.admin.until_in_sync(self.topic, number=number)
+
+    def kill_every_daemon(self) -> None:
+        """Kill each daemon as a crash does, and start it again."""
+        for node_id in _NODES:
+            self.daemons.kill(node_id)
+        self.daemons.launch()
+
+    async def freeze_a_leaders_daemon(self) -> None:
+        """Freeze a leader's daemon, let another broker lead and archive, and let the daemon go on."""
+        leader = (await self.admin.partitions(self.topic))[0].leader
+        following = leader % len(_NODES) + 1
+        self.daemons[leader].server.pause()
+        try:
+            await self.admin.move_leader(self.topic, following)
+            await self.until_grown(self.topic)
+        finally:
+            self.daemons[leader].server.resume()
+
+    async def take_the_store_away(self, store: SeaweedFS) -> None:
+        """Freeze the store for half a minute; daemons and a broker are killed, and leaders move meanwhile."""
+        began = time.monotonic()
+        store.pause()
+        try:
+            self.kill_every_daemon()
+            await self.move_all_leaders()
+            await restart_broker(self.brokers, 3, kill=True)
+            # The outage is this long, whatever else has happened in it.
+            await asyncio.sleep(max(0.0, began + _OUTAGE_SECONDS - time.monotonic()))
+        finally:
+            store.resume()
+
+    async def elect_uncleanly(self, topic: str) -> int:
+        """Elect a leader that lacks archived records; return the first offset that it lacks."""
+        old_leader, new_leader = self.brokers.brokers[0], self.brokers.brokers[1]
+        await self.admin.until_in_sync(topic)
+        await new_leader.stop()
+        await self.until_grown(topic, by=150)
+        old_epochs = epoch_starts(self.brokers.log_dir(old_leader.node_id) / f"{topic}-0")
+        await old_leader.kill()
+        new_leader.launch()
+        await self.admin.until_led_by(topic, new_leader.node_id)
+        await start_broker(self.brokers, old_leader)
+        await new_leader.wait_until_ready(len(_NODES))
+        await self.admin.until_in_sync(topic)
+        new_epochs = epoch_starts(self.brokers.log_dir(new_leader.node_id) / f"{topic}-0")
+        # There may be newer ones already: a broker that comes back can bring another election.
+        return min(start for epoch, start in new_epochs.items() if epoch > max(old_epochs))
+
+
+def epoch_starts(directory: Path) -> dict[int, int]:
+    """Return where each leader epoch of a partition begins, from the broker's own checkpoint."""
+    _version, _count, *numbers = (directory / "leader-epoch-checkpoint").read_text().split()
+    return {int(epoch): int(start) for epoch, start in zip(numbers[::2], numbers[1::2], strict=True)}
+
+
+async def read_all(
+    brokers: KafkaCluster, daemons: DaemonsBeside, objects, topic: str, number: int
+) -> list[tuple[int, bytes]]:
+    """Read a partition as a consumer of both tiers would: the archive to its end, then the brokers."""
+    found = [(one.offset, one.value) for one in read_records(daemons.config(), topic, number=number)]
+    partition = ClientPartition(topic, number)
+    consumer = AIOKafkaConsumer(bootstrap_servers=brokers.bootstrap, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        consumer.assign([partition])
+        consumer.seek(partition, archived_manifest(objects, topic, number).next_offset)
+        end_offset = (await consumer.end_offsets([partition]))[partition]
+        while await consumer.position(partition) < end_offset:
+            record = await consumer.getone()
+            found.append((record.offset, record.value))
+        first_local = (await consumer.beginning_offsets([partition]))[partition]
+        assert first_local > 0, "nothing was trimmed, so the archive was not needed"
+    finally:
+        await consumer.stop()
+    return found
+
+
+def assert_each_once(found: list[tuple[int, bytes]]) -> None:
+    """Assert that no offset and no value is there twice, and that offsets ascend without a hole."""
+    assert [offset for offset, _ in found] == list(range(len(found)))
+    assert len({value for _, value in found}) == len(found)
+
+
+def lost(writer: Writer, found: list[tuple[int, bytes]]) -> list[tuple[int, int]]:
+    """Return offset and number of the acknowledged records that are not where they were put."""
+    values = dict(found)
+    return [
+        (offset, number)
+        for offset, number in writer.acknowledged
+        if values.get(offset) != writer.value(number)
+    ]
+
+
+@pytest.mark.timeout(420)
+async def test_every_acknowledged_record_is_read_once_after_a_storm(
+    brokers, seaweedfs, daemons_of, objects, topic
+):
+    """Whatever happens to brokers, daemons and store, archive and local log hold each record once."""
+    unsafe = f"{topic}-unsafe"
+    await brokers.create_topic(topic, replicas=_PLACES, configs=_SAFE)
+    await brokers.create_topic(unsafe, replicas=[[1, 2]], configs=_UNSAFE)
+    daemons = daemons_of(
+        topics={
+            name: {"redpanda.remote.write": True, "retention.local.target.bytes": 2 << 20}
+            for name in (topic, unsafe)
+        }
+    )
+    daemons.launch()
+    async with cluster_admin(brokers) as admin:
+        storm = Storm(brokers, daemons, admin, topic)
+        with Writers(brokers, {topic: len(_PLACES), unsafe: 1}) as writers:
+            await storm.until_all_go_on()
+            await storm.move_all_leaders()
+            await storm.until_all_go_on()
+            await storm.restart_every_broker()
+            await storm.until_all_go_on()
+            await storm.freeze_a_leaders_daemon()
+            await storm.take_the_store_away(seaweedfs)
+            await storm.until_all_go_on()
+            storm.kill_every_daemon()
+            first_lost = await storm.elect_uncleanly(unsafe)
+            await storm.until_all_go_on()
+            await storm.until_grown(unsafe)
+            writers.stop()
+
+        for number in range(len(_PLACES)):
+            found = await read_all(brokers, daemons, objects, topic, number)
+            writer = writers.writer(topic, number)
+            assert_each_once(found)
+            assert len(writer.acknowledged) > 300
+            assert lost(writer, found) == []
+        found = await read_all(brokers, daemons, objects, unsafe, 0)
+
+    assert_each_once(found)
+    missing = lost(writers.writer(unsafe), found)
+    survivors = [number_of(value) for offset, value in found if offset >= first_lost]
+    # Only what the old leader alone had is missing: nothing below, and nothing written afterwards.
+    assert min(offset for offset, _ in missing) == first_lost
+    assert max(number for _, number in missing) < min(survivors)
+    (replaced,) = daemons.events("archive's tail replaced: another leader's log took its place")
+    assert replaced["topic"] == unsafe
+    assert replaced["base_offset"] <= first_lost <= replaced["last_offset"]
+
+    for name, count in ((topic, len(_PLACES)), (unsafe, 1)):
+        for number in range(count):
+            manifest = archived_manifest(objects, name, number)
+            assert (manifest.start_offset, manifest.gaps, manifest.faults()) == (0, (), ())
+            assert None not in stored_segments(objects, manifest).values()
+    assert not daemons.events("local segment differs from its stored copy; it is not trimmed")
+    assert not daemons.events("archiver failed; starting it anew")
+    assert_whole(daemons.config())

@@ -1,0 +1,310 @@
+"""
+A cluster of several real brokers with a `tieringd run` beside each, and what an operator does to it.
+
+Plain functions and classes: nothing here knows pytest. Elections, reassignments and growth go
+through Kafka's own admin messages; daemons are real processes, each started anew with a log of
+its own after it was ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from kio.schema.errors import ErrorCode
+
+from tests.support.daemon import Daemon, kafka_config, write_config
+from tieringd.broker.kafka_protocol import (
+    INCREMENTAL_ALTER_CONFIGS,
+    METADATA,
+    Api,
+    KafkaConnections,
+    KafkaRequest,
+    KafkaSettings,
+)
+from tieringd.errors import BrokerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from pathlib import Path
+    from types import ModuleType, TracebackType
+
+    from tests.support.kafka import KafkaBrokerProcess, KafkaCluster
+    from tests.support.seaweedfs import SeaweedFS
+
+_PATIENCE_SECONDS = 90
+_POLL_SECONDS = 0.1
+_ELECT_LEADERS = Api("ElectLeaders", 43, min_version=2, max_version=2)
+_REASSIGN = Api("AlterPartitionReassignments", 45, min_version=0, max_version=0)
+_CREATE_PARTITIONS = Api("CreatePartitions", 37, min_version=2, max_version=3)
+_PREFERRED = 0
+_TIMEOUT = timedelta(seconds=30)
+_TOPIC_RESOURCE = 2
+_SET = 0
+
+CLUSTER_PROPERTIES = {
+    # Leaders move when a test moves them, and never in between.
+    "auto.leader.rebalance.enable": "false",
+    "min.insync.replicas": "1",
+}
+
+
+class PartitionState(NamedTuple):
+    """Who holds a partition, as the cluster says."""
+
+    leader: int
+    """-1 when there is none."""
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+class ClusterAdmin:
+    """What an operator orders from a cluster; belongs to the event loop that uses it."""
+
+    def __init__(self, kafka: KafkaCluster, node_ids: Sequence[int] = ()) -> None:
+        """Ask these nodes only, all when none is named: one that stands still would keep us waiting."""
+        nodes = [kafka.brokers[node_id - 1] for node_id in node_ids] or kafka.brokers
+        bootstrap = tuple(node.bootstrap for node in nodes)
+        self._connections = KafkaConnections(KafkaSettings(bootstrap=bootstrap, client_id="tests"))
+
+    async def close(self) -> None:
+        """Release connections."""
+        await self._connections.close()
+
+    async def partitions(self, topic: str) -> dict[int, PartitionState]:
+        """Return how each partition of a topic stands; empty when there is no such topic."""
+
+        def build(module: ModuleType) -> Any:
+            return module.MetadataRequest(
+                topics=(module.MetadataRequestTopic(topic_id=None, name=topic),),
+                allow_auto_topic_creation=False,
+                include_topic_authorized_operations=False,
+            )
+
+        (found,) = (await self._ask(METADATA, build)).topics
+        return {
+            int(one.partition_index): PartitionState(
+                int(one.leader_id), tuple(map(int, one.replica_nodes)), tuple(map(int, one.isr_nodes))
+            )
+            for one in found.partitions
+        }
+
+    async def until(
+        self, topic: str, is_so: Callable[[PartitionState], object], what: str, *, number: int = 0
+    ) -> PartitionState:
+        """Return how a partition stands when *is_so* says so of it."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            state = (await self.partitions(topic)).get(number)
+            if state is not None and is_so(state):
+                return state
+            assert time.monotonic() < deadline, f"it did not come that {what}: {topic}-{number} is {state}"
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def until_led_by(self, topic: str, node_id: int, *, number: int = 0) -> None:
+        """Return when a node leads a partition."""
+        await self.until(topic, lambda one: one.leader == node_id, f"node {node_id} leads", number=number)
+
+    async def until_in_sync(self, topic: str, *, number: int = 0) -> None:
+        """Return when every replica of a partition is in sync."""
+        await self.until(
+            topic, lambda one: set(one.in_sync) == set(one.replicas), "all are in sync", number=number
+        )
+
+    async def move_leader(self, topic: str, node_id: int, *, number: int = 0) -> None:
+        """Make a node that holds a partition its preferred leader, and elect it."""
+        state = (await self.partitions(topic))[number]
+        others = [one for one in state.replicas if one != node_id]
+        await self.reassign(topic, [node_id, *others], number=number)
+        await self.until(topic, lambda one: node_id in one.in_sync, f"{node_id} is in sync", number=number)
+        await self.elect_preferred(topic, number=number)
+        await self.until_led_by(topic, node_id, number=number)
+
+    async def elect_preferred(self, topic: str, *, number: int = 0) -> None:
+        """Give a partition back to the first of its replicas."""
+
+        def build(module: ModuleType) -> Any:
+            wanted = module.TopicPartitions(topic=topic, partitions=(number,))
+            return module.ElectLeadersRequest(election_type=_PREFERRED, topic_partitions=(wanted,))
+
+        answer = await self._ask(_ELECT_LEADERS, build)
+        for result in answer.replica_election_results:
+            for one in result.partition_result:
+                assert one.error_code in {ErrorCode.none, ErrorCode.election_not_needed}, one
+
+    async def reassign(self, topic: str, replicas: Sequence[int], *, number: int = 0) -> None:
+        """Place a partition on *replicas*, the one to lead first; return when they hold it and no other."""
+
+        def build(module: ModuleType) -> Any:
+            one = module.ReassignablePartition(partition_index=number, replicas=tuple(replicas))
+            return module.AlterPartitionReassignmentsRequest(
+                topics=(module.ReassignableTopic(name=topic, partitions=(one,)),)
+            )
+
+        answer = await self._ask(_REASSIGN, build)
+        assert answer.error_code is ErrorCode.none, answer
+        assert all(one.error_code is ErrorCode.none for t in answer.responses for one in t.partitions), answer
+        wanted = tuple(replicas)
+        await self.until(topic, lambda one: one.replicas == wanted, f"{wanted} hold it", number=number)
+
+    async def add_partitions(self, topic: str, replicas: Sequence[Sequence[int]]) -> None:
+        """Add a partition for each of *replicas*; return when they are led."""
+        before = len(await self.partitions(topic))
+
+        def build(module: ModuleType) -> Any:
+            assignments = tuple(module.CreatePartitionsAssignment(broker_ids=tuple(one)) for one in replicas)
+            grown = module.CreatePartitionsTopic(
+                name=topic, count=before + len(replicas), assignments=assignments
+            )
+            return module.CreatePartitionsRequest(topics=(grown,), timeout=_TIMEOUT, validate_only=False)
+
+        answer = await self._ask(_CREATE_PARTITIONS, build)
+        assert all(one.error_code is ErrorCode.none for one in answer.results), answer
+        for number in range(before, before + len(replicas)):
+            await self.until(topic, lambda one: one.leader >= 0, "it is led", number=number)
+
+    async def configure(self, topic: str, settings: Mapping[str, str]) -> None:
+        """Set properties of a topic and leave its others as they are."""
+
+        def build(module: ModuleType) -> Any:
+            configs = tuple(
+                module.AlterableConfig(name=name, config_operation=_SET, value=value)
+                for name, value in settings.items()
+            )
+            resource = module.AlterConfigsResource(
+                resource_type=_TOPIC_RESOURCE, resource_name=topic, configs=configs
+            )
+            return module.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
+
+        answer = await self._ask(INCREMENTAL_ALTER_CONFIGS, build)
+        assert all(one.error_code is ErrorCode.none for one in answer.responses), answer
+
+    async def _ask(self, api: Api, build: Callable[[ModuleType], Any]) -> Any:
+        """Ask the first broker that answers."""
+        failure: BrokerUnavailable | None = None
+        for address in self._connections.bootstrap:
+            try:
+                return await self._connections.send(address, KafkaRequest(api, build))
+            except BrokerUnavailable as error:
+                failure = error
+        assert failure is not None, "a cluster has brokers"
+        raise failure
+
+
+@asynccontextmanager
+async def cluster_admin(kafka: KafkaCluster, *node_ids: int) -> AsyncIterator[ClusterAdmin]:
+    """Open an admin for the time of the context, over these nodes or all."""
+    admin = ClusterAdmin(kafka, node_ids)
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def restart_broker(kafka: KafkaCluster, node_id: int, *, kill: bool = False) -> None:
+    """Stop one broker, or kill it, and start it again; return when it sees all the others."""
+    node = kafka.brokers[node_id - 1]
+    await (node.kill() if kill else node.stop())
+    await start_broker(kafka, node)
+
+
+async def start_broker(kafka: KafkaCluster, node: KafkaBrokerProcess) -> None:
+    """Start a broker that is not running; return when it sees all the others."""
+    node.launch()
+    await node.wait_until_ready(len(kafka.brokers))
+
+
+class DaemonsBeside:
+    """
+    A daemon beside each broker of a cluster, all with one archive. By node id: `daemons[1]`.
+
+    Leaving the context ends those that still run.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaCluster,
+        store: SeaweedFS,
+        directory: Path,
+        *,
+        bucket: str,
+        prefix: str,
+        changes: Mapping[str, Any],
+    ) -> None:
+        self._directory = directory
+        self._runs: dict[int, list[Daemon]] = {}
+        self._configs: dict[int, dict[str, Any]] = {
+            node.node_id: kafka_config(
+                kafka,
+                store,
+                directory / f"state-{node.node_id}",
+                bucket=bucket,
+                prefix=prefix,
+                node_id=node.node_id,
+                **changes,
+            )
+            for node in kafka.brokers
+        }
+        for node_id in self._configs:
+            self._write(node_id)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node_id in self._runs:
+            self.kill(node_id)
+
+    def __getitem__(self, node_id: int) -> Daemon:
+        return self._runs[node_id][-1]
+
+    def config(self, node_id: int = 1) -> Path:
+        """Return a node's configuration file; any will do to read the archive."""
+        return self._directory / f"node-{node_id}.yaml"
+
+    def change(self, node_id: int, **changes: Any) -> None:
+        """Change a node's configuration; its daemon sees it when it is launched again."""
+        self._configs[node_id] |= changes
+        self._write(node_id)
+
+    def launch(self, *node_ids: int) -> None:
+        """Start the daemons beside these nodes, all when none is named; return when they answer."""
+        started = []
+        for node_id in node_ids or self._configs:
+            runs = self._runs.setdefault(node_id, [])
+            output = self._directory / f"node-{node_id}-run-{len(runs)}.log"
+            runs.append(Daemon(self.config(node_id), output))
+            runs[-1].launch()
+            started.append(runs[-1])
+        for daemon in started:
+            daemon.wait_until_listening()
+
+    def kill(self, node_id: int) -> None:
+        """End a node's daemon as a crash does; one that has ended stays so."""
+        self[node_id].server.kill()
+
+    def events(self, name: str, **fields: Any) -> list[dict[str, Any]]:
+        """Return the events with this text and these fields of every daemon, ended ones as well."""
+        daemons = [daemon for runs in self._runs.values() for daemon in runs]
+        return [event for daemon in daemons for event in daemon.events(name, **fields)]
+
+    def until_one(self, is_so: Callable[[Daemon], object], what: str) -> Daemon:
+        """Return the first daemon of which *is_so* says so."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            running = [runs[-1] for runs in self._runs.values() if runs[-1].server.is_running]
+            for daemon in running:
+                if is_so(daemon):
+                    return daemon
+            assert time.monotonic() < deadline, f"it did not come that {what}:\n" + "\n".join(
+                daemon.tail() for daemon in running
+            )
+            time.sleep(_POLL_SECONDS)
+
+    def _write(self, node_id: int) -> None:
+        write_config(self.config(node_id), self._configs[node_id])
