@@ -3,9 +3,10 @@
 
 PYTHON ?= python3
 BROKER ?= none
+BENCH ?= upload
 BIN := .venv/bin
 
-.PHONY: help install install-dev kafka demo test check format bench clean
+.PHONY: help install install-dev kafka demo test sim check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -40,6 +41,9 @@ demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker a
 test: kafka ## Run every test, on real components
 	$(BIN)/pytest $(TESTS)
 
+sim: .venv/.installed-dev ## Run more simulated histories (SEEDS=2000)
+	TIERINGD_SEEDS=$(or $(SEEDS),2000) $(BIN)/pytest tests/simulation
+
 check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -51,8 +55,8 @@ format: .venv/.installed-dev ## Format and mend what the linter can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: .venv/.installed-dev ## Measure the upload path beside its peers (ARGS=--quick for a short run)
-	$(BIN)/python -m benchmarks.upload $(ARGS)
+bench: .venv/.installed-dev ## Measure the upload path beside its peers (BENCH=partitions, BENCH=backlog; ARGS=--quick)
+	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

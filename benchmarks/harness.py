@@ -180,13 +180,20 @@ def print_table(rows: Mapping[str, Figures], *, reference: str) -> None:
 
 
 def write_json(
-    path: Path, *, name: str, machine: str, figures: Mapping[str, Figures], ratios: Mapping[str, float]
+    path: Path,
+    *,
+    name: str,
+    machine: str,
+    figures: Mapping[str, Figures] | Mapping[str, float],
+    ratios: Mapping[str, float],
 ) -> None:
     """Write a run's result to *path*."""
     document = {
         "name": name,
         "machine": machine,
-        "figures": {key: asdict(value) for key, value in figures.items()},
+        "figures": {
+            key: asdict(value) if isinstance(value, Figures) else value for key, value in figures.items()
+        },
         "ratios": dict(ratios),
     }
     path.write_text(json.dumps(document, indent=2) + "\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import struct
+from functools import cache
 from typing import TYPE_CHECKING
 
 from tieringd.formats.index_files import OffsetEntry, TimeEntry, encode_offset_index, encode_time_index
@@ -26,12 +27,16 @@ _TIME_MS = 1_700_000_000_000
 _OFFSET = struct.Struct(">q")
 
 
-def write_partition(directory: Path, *, segments: int) -> list[Path]:
-    """Write *segments* closed segments and an empty active one; return the closed ones' `.log` files."""
+def write_partition(directory: Path, *, segments: int, segment_bytes: int = SEGMENT_BYTES) -> list[Path]:
+    """
+    Write *segments* closed segments and an empty active one; return the closed ones' `.log` files.
+
+    Each has as many batches as fit into *segment_bytes*.
+    """
     directory.mkdir(parents=True)
     data = bytearray()
     positions: list[int] = []
-    for batch in _batches():
+    for batch in _batches(segment_bytes):
         positions.append(len(data))
         data += batch
     records = len(positions) * RECORDS_PER_BATCH
@@ -43,7 +48,8 @@ def write_partition(directory: Path, *, segments: int) -> list[Path]:
     return logs
 
 
-def _batches() -> list[bytes]:
+@cache
+def _batches(segment_bytes: int) -> list[bytes]:
     values = random.Random(20240229)
     batches: list[bytes] = []
     size_bytes = 0
@@ -59,7 +65,7 @@ def _batches() -> list[bytes]:
         ]
         batch = encode_batch(offset, records)
         size_bytes += len(batch)
-        if size_bytes > SEGMENT_BYTES:
+        if size_bytes > segment_bytes:
             return batches
         batches.append(batch)
 

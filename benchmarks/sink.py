@@ -17,6 +17,7 @@ import multiprocessing
 import resource
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -35,6 +36,8 @@ _CREATED = (
     "<InitiateMultipartUploadResult><Bucket>{bucket}</Bucket><Key>{key}</Key><UploadId>1</UploadId>"
     "</InitiateMultipartUploadResult>"
 )
+_NO_SUCH_KEY = "<Error><Code>NoSuchKey</Code><Message>nothing is kept</Message></Error>"
+_EMPTY_LISTING = "<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
 _COMPLETED = (
     "<CompleteMultipartUploadResult><Bucket>{bucket}</Bucket><Key>{key}</Key><ETag>0</ETag>"
     "</CompleteMultipartUploadResult>"
@@ -72,6 +75,14 @@ class Sink:
         """Forget what arrived so far; hash the bodies from now on if *verify*."""
         self._ask(("begin", verify))
 
+    def set_available(self, *, available: bool) -> None:
+        """Answer from now on, or end every connection at its next request, as a store that is away."""
+        self._ask(("available", available))
+
+    def first_put_at(self) -> float:
+        """Return when the first segment since `begin` came, as `time.monotonic` has it in every process."""
+        return float(self._ask(("first_put_at", None)))
+
     def received(self) -> dict[str, Received]:
         """Return what arrived since `begin`, by key without the bucket."""
         return dict(self._ask(("received", None)))
@@ -96,6 +107,8 @@ class _Server:
     def __init__(self) -> None:
         self.received: dict[str, Received] = {}
         self.is_verifying = False
+        self.is_available = True
+        self.first_put_at: float | None = None
         self._parts: dict[str, dict[int, _Part]] = {}
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         # Inherited by each connection, and from then on fixed.
@@ -113,7 +126,7 @@ class _Server:
     def _serve(self, client: socket.socket) -> None:
         with client:
             try:
-                while (request := _read_head(client)) is not None:
+                while (request := _read_head(client)) is not None and self.is_available:
                     client.sendall(self._answer(client, *request))
             except ConnectionError:
                 return  # The client has gone; what it had sent in full is counted.
@@ -132,25 +145,29 @@ class _Server:
         if "aws-chunked" in fields.get("content-encoding", "") or "transfer-encoding" in fields:
             return _response("501 Not Implemented")
         size_bytes = int(fields.get("content-length", 0))
-        match method:
-            case "HEAD":
-                return _response("200 OK")
-            case "PUT" if "partNumber" in query:
-                part = self._take(client, begun, size_bytes)
-                self._parts[key][int(query["partNumber"])] = part
-            case "PUT":
-                self.received[key] = _received([self._take(client, begun, size_bytes)])
-            case "POST" if "uploads" in query:
-                self._parts[key] = {}
-                return _response("200 OK", _CREATED.format(bucket=BUCKET, key=key))
-            case "POST" if "uploadId" in query:
-                _read(client, begun, size_bytes)
-                parts = self._parts.pop(key)
-                self.received[key] = _received([parts[number] for number in sorted(parts)])
-                return _response("200 OK", _COMPLETED.format(bucket=BUCKET, key=key))
-            case _:
-                return _response("501 Not Implemented")
-        return _response("200 OK")
+        if method == "PUT":
+            self._put(client, begun, key, size_bytes, query)
+            return _response("200 OK")
+        if method == "POST" and "uploads" in query:
+            self._parts[key] = {}
+            return _response("200 OK", _CREATED.format(bucket=BUCKET, key=key))
+        if method == "POST" and "uploadId" in query:
+            _read(client, begun, size_bytes)
+            parts = self._parts.pop(key)
+            self.received[key] = _received([parts[number] for number in sorted(parts)])
+            return _response("200 OK", _COMPLETED.format(bucket=BUCKET, key=key))
+        return _question(method, query)
+
+    def _put(
+        self, client: socket.socket, begun: bytes, key: str, size_bytes: int, query: dict[str, str]
+    ) -> None:
+        if self.first_put_at is None and key.endswith(".log"):
+            self.first_put_at = time.monotonic()
+        taken = self._take(client, begun, size_bytes)
+        if "partNumber" in query:
+            self._parts[key][int(query["partNumber"])] = taken
+        else:
+            self.received[key] = _received([taken])
 
     def _take(self, client: socket.socket, begun: bytes, size_bytes: int) -> _Part:
         if self.is_verifying:
@@ -177,7 +194,11 @@ def _run(connection: Connection) -> None:
             return
         answer: object = None
         if question == "begin":
-            server.received, server.is_verifying = {}, argument
+            server.received, server.is_verifying, server.first_put_at = {}, argument, None
+        elif question == "available":
+            server.is_available = argument
+        elif question == "first_put_at":
+            answer = server.first_put_at
         elif question == "received":
             answer = server.received
         elif question == "cpu":
@@ -217,6 +238,19 @@ def _received(parts: list[_Part]) -> Received:
             return Received(sum(part.size_bytes for part in parts), None)
         digest.update(part.data)
     return Received(sum(part.size_bytes for part in parts), digest.hexdigest())
+
+
+def _question(method: str, query: dict[str, str]) -> bytes:
+    """Answer what asks and brings nothing: nothing is kept."""
+    if method == "HEAD":
+        return _response("200 OK")
+    if method == "GET":
+        return (
+            _response("200 OK", _EMPTY_LISTING)
+            if "list-type" in query
+            else _response("404 Not Found", _NO_SUCH_KEY)
+        )
+    return _response("501 Not Implemented")
 
 
 def _response(status: str, body: str = "") -> bytes:

@@ -1,0 +1,206 @@
+"""
+What do ten thousand idle partitions cost, and how soon is a closed segment seen among them?
+
+The real `tieringd run` beside log directories without a broker, with a directory as its bucket and
+its defaults, so a round every ten seconds. Each partition has one small active segment, its indexes, its
+topic id and its leader epochs. CPU and memory are read from /proc while nothing else is asked of the
+process. Then segments are closed, one at a time, and the log says when each is durable.
+
+    python -m benchmarks.partitions [--quick] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import os
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from benchmarks.daemon_events import DaemonEvents, until
+from benchmarks.harness import machine, write_json
+from tests.support.daemon import directory_config, running_daemon, write_config
+from tieringd.broker.directory import DirectoryBroker
+from tieringd.broker.layout import KafkaLayout
+from tieringd.formats.record_batch import NewRecord, encode_batch
+
+if TYPE_CHECKING:
+    from tests.support.daemon import Daemon
+
+PARTITIONS = 10_000
+_PARTITIONS_PER_TOPIC = 100
+_IDLE_SECONDS, _QUICK_IDLE_SECONDS = 60, 20
+_ROLLS, _QUICK_ROLLS = 7, 3
+_INTERVAL_SECONDS = 10
+"""The default of `cloud_storage_reconciliation_interval_ms`."""
+_SETTLING_SECONDS = 2.5 * _INTERVAL_SECONDS
+"""After the last claim: two rounds, so that what was new to the first is known to those measured."""
+_ROUND_SECONDS = "tieringd_reconcile_last_duration_seconds"
+_NO_WATCHES = "directory changes may be noticed only at the next rescan"
+
+
+def main() -> None:
+    """Measure, print the table, and write the JSON file if there is to be one."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.partitions", description="Measure ten thousand idle partitions."
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a third of the idle time, about a minute in all"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    options = parser.parse_args()
+    where = machine("asyncinotify", "prometheus-client")
+    with tempfile.TemporaryDirectory(prefix="tieringd-partitions-") as directory:
+        root = Path(directory)
+        write_idle_partitions(root / "log", count=PARTITIONS)
+        figures = measure_daemon(
+            root,
+            idle_seconds=_QUICK_IDLE_SECONDS if options.quick else _IDLE_SECONDS,
+            rolls=_QUICK_ROLLS if options.quick else _ROLLS,
+        )
+        figures |= measure_scan(root / "log")
+    print(
+        f"{PARTITIONS:,} idle partitions of {PARTITIONS // _PARTITIONS_PER_TOPIC} topics, a round every 10 s"
+    )
+    print(where)
+    print()
+    for name, value in figures.items():
+        print(f"{name:32} {value:10.3f}")
+    if options.json:
+        write_json(options.json, name="partitions", machine=where, figures=figures, ratios={})
+
+
+def write_idle_partitions(log_dir: Path, *, count: int) -> None:
+    """Write *count* partitions with one record each, as a broker leaves them."""
+    record = NewRecord(bytes(100), key=b"key", timestamp_ms=1_700_000_000_000)
+    batch = encode_batch(0, [record])
+    log_dir.mkdir()
+    for number in range(count):
+        topic, partition = divmod(number, _PARTITIONS_PER_TOPIC)
+        directory = log_dir / f"topic{topic:03d}-{partition}"
+        directory.mkdir()
+        topic_id = base64.urlsafe_b64encode(uuid.UUID(int=topic + 1000).bytes).decode().rstrip("=")
+        (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
+        (directory / "leader-epoch-checkpoint").write_text("0\n1\n0 0\n")
+        (directory / f"{0:020d}.log").write_bytes(batch)
+        (directory / f"{0:020d}.index").touch()
+        (directory / f"{0:020d}.timeindex").touch()
+
+
+def measure_daemon(root: Path, *, idle_seconds: float, rolls: int) -> dict[str, float]:
+    """Run the daemon, let it settle, and measure it idle; then close segments under it."""
+    log_dir = root / "log"
+    settings = directory_config([log_dir], root / "archive", root / "state")
+    # The default, where the tests hurry.
+    settings["cloud_storage_reconciliation_interval_ms"] = _INTERVAL_SECONDS * 1000
+    config = write_config(root / "daemon.yaml", settings)
+    started = time.monotonic()
+    with running_daemon(config) as daemon:
+        events = DaemonEvents(daemon)
+        until(lambda: len(events.named("archiving")) == PARTITIONS, daemon, "every partition is claimed")
+        start_seconds = time.monotonic() - started
+        time.sleep(_SETTLING_SECONDS)
+        figures = measure_idle(daemon, seconds=idle_seconds)
+        figures["start_seconds"] = start_seconds
+        page, figures["metrics_page_seconds"] = _metrics_page(daemon)
+        assert _value(page, "tieringd_led_partitions") == PARTITIONS, "some partition is not archived"
+        round_seconds = [_value(page, _ROUND_SECONDS)]
+        if events.named(_NO_WATCHES):
+            print("There are too few inotify watches: closed segments are seen by the rescan only.")
+        seen: list[float] = []
+        for number in range(rolls):
+            # Spread over the interval, and not in step with the rounds.
+            time.sleep(_INTERVAL_SECONDS / 3)
+            seen.append(seconds_until_durable(daemon, events, log_dir, number=number * 1237 % PARTITIONS))
+            round_seconds.append(_value(_metrics_page(daemon)[0], _ROUND_SECONDS))
+    return figures | {
+        "rescan_seconds": median(round_seconds),
+        "rescan_seconds_max": max(round_seconds),
+        "seen_after_seconds": max(seen),
+        "seen_after_seconds_median": median(seen),
+    }
+
+
+def measure_idle(daemon: Daemon, *, seconds: float) -> dict[str, float]:
+    """Leave the daemon alone for *seconds*; return what it took of a core and of memory."""
+    rounds = int(daemon.status()["rounds"])
+    # The page above is paid for before the clock starts, and the one below after it has stopped.
+    time.sleep(1)
+    cpu_before, before = _cpu_seconds(daemon.server.pid), time.monotonic()
+    time.sleep(seconds)
+    cpu_seconds, elapsed = _cpu_seconds(daemon.server.pid) - cpu_before, time.monotonic() - before
+    memory = _memory_mib(daemon.server.pid)
+    return {
+        "idle_cpu_percent_of_core": 100 * cpu_seconds / elapsed,
+        "idle_rounds": int(daemon.status()["rounds"]) - rounds,
+        "rss_mib": memory["VmRSS"],
+        "rss_mib_highest": memory["VmHWM"],
+    }
+
+
+def seconds_until_durable(daemon: Daemon, events: DaemonEvents, log_dir: Path, *, number: int) -> float:
+    """Close a partition's segment, as a broker does by opening the next; return when it was durable."""
+    topic, partition = divmod(number, _PARTITIONS_PER_TOPIC)
+    name = f"topic{topic:03d}"
+
+    def is_durable() -> bool:
+        durable = events.named("segment durable")
+        return any((one["topic"], one["partition"]) == (name, partition) for one in durable)
+
+    assert not is_durable(), f"{name}-{partition} has been closed before"
+    before = time.monotonic()
+    (log_dir / f"{name}-{partition}" / f"{1:020d}.log").touch()
+    until(is_durable, daemon, "the closed segment is durable")
+    return time.monotonic() - before
+
+
+def measure_scan(log_dir: Path) -> dict[str, float]:
+    """Time the looks at the files by themselves: the first, and one that remembers the last."""
+    layout, broker = KafkaLayout(), DirectoryBroker([str(log_dir)])
+
+    async def look() -> float:
+        before = time.monotonic()
+        scan = layout.scan([str(log_dir)])
+        assert len(scan.partitions) == PARTITIONS, f"{len(scan.partitions)} partitions were found"
+        assert not scan.problems, scan.problems[0]
+        await broker.replicas(scan.partitions)
+        bounds = await broker.log_bounds([layout.read_log(one, ()) for one in scan.partitions])
+        assert len(bounds) == PARTITIONS, "some log has no bounds"
+        return time.monotonic() - before
+
+    async def looks() -> list[float]:
+        return [await look() for _ in range(5)]
+
+    first, _, *later = asyncio.run(looks())
+    return {"first_look_at_files_seconds": first, "look_at_files_seconds": median(later)}
+
+
+def _metrics_page(daemon: Daemon) -> tuple[str, float]:
+    before = time.monotonic()
+    _, page = daemon.get("/metrics")
+    return page, time.monotonic() - before
+
+
+def _value(page: str, name: str) -> float:
+    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(f"{name} "))
+
+
+def _cpu_seconds(pid: int) -> float:
+    # After the command's name, which may hold anything, come the state and then 11 more fields.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _memory_mib(pid: int) -> dict[str, float]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    pairs = (line.partition(":")[::2] for line in lines)
+    return {name: int(value.split()[0]) / 1024 for name, value in pairs if name in {"VmRSS", "VmHWM"}}
+
+
+if __name__ == "__main__":
+    main()
