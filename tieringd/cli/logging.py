@@ -19,7 +19,10 @@ def configure_logging(config: LogConfig) -> None:
     renderer: structlog.typing.Processor
     if config.format == "json":
         renderer = structlog.processors.JSONRenderer()
-        tracebacks: structlog.typing.Processor = structlog.processors.dict_tracebacks
+        # Without local variables: among them may be a secret.
+        tracebacks: structlog.typing.Processor = structlog.processors.ExceptionRenderer(
+            structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        )
     else:
         renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
         tracebacks = structlog.processors.ExceptionPrettyPrinter(file=sys.stderr)
