@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.azurite import running_azurite
+from tests.support.fake_gcs import running_fake_gcs
 from tests.support.ports import free_ports
 from tests.support.processes import Server, program
 from tests.support.s3_bucket import answers
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.support.azurite import Azurite
+    from tests.support.fake_gcs import FakeGcs
     from tests.support.seaweedfs import SeaweedFS
 
 BEFORE, AFTER = b"bytes before the slice", b"bytes after it"
@@ -57,3 +61,19 @@ def moto_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
+    """Run Azurite with a container named `contract`."""
+    with running_azurite(tmp_path_factory.mktemp("azurite")) as server:
+        server.create_container("contract")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def fake_gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGcs]:
+    """Run fake-gcs-server with a bucket named `contract`."""
+    with running_fake_gcs(tmp_path_factory.mktemp("fake-gcs")) as server:
+        server.create_bucket("contract")
+        yield server

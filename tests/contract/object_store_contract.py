@@ -88,6 +88,8 @@ class ObjectStoreContract:
     """Whether `head` knows the checksum that the put announced."""
     lists_in_byte_order = True
     """Whether `a-b` is listed before `a/b`."""
+    racers = 16
+    """How many writers race for one key."""
 
     @pytest.mark.parametrize("size", SIZES)
     async def test_bytes_come_back_as_they_were_put(self, store, bucket: Bucket, size: int):
@@ -168,14 +170,21 @@ class ObjectStoreContract:
         await asyncio.to_thread(bucket.write, "key", b"0123456789")
         assert await store.get_range("key", position=position, size_bytes=size) == expected
 
+    @pytest.mark.parametrize("size", [1 << 20, (2 << 20) + 1, 4 << 20])
+    async def test_large_range_gives_just_its_bytes(self, store, bucket: Bucket, size: int):
+        """Ranges that stores receive in a thread are exact too, up to and over the object's end."""
+        data, position = content(3 << 20), 12_345
+        await asyncio.to_thread(bucket.write, "key", data)
+        assert await store.get_range("key", position=position, size_bytes=size) == data[position:][:size]
+
     async def test_range_of_an_empty_object_is_empty(self, store, bucket: Bucket):
         """An empty object has an empty first byte range."""
         await asyncio.to_thread(bucket.write, "key", b"")
         assert await store.get_range("key", position=0, size_bytes=10) == b""
 
     async def test_race_to_create_has_one_winner(self, store, bucket: Bucket):
-        """Of 16 writers that require absence one wins, and its bytes are stored."""
-        bodies = [f"writer {number}".encode() for number in range(16)]
+        """Of many writers that require absence one wins, and its bytes are stored."""
+        bodies = [f"writer {number}".encode() for number in range(self.racers)]
         results = await asyncio.gather(
             *(put(store, "key", body, condition=IfAbsent()) for body in bodies), return_exceptions=True
         )
@@ -186,9 +195,9 @@ class ObjectStoreContract:
         assert [await asyncio.to_thread(bucket.read, "key")] == winners
 
     async def test_race_to_replace_has_one_winner(self, store, bucket: Bucket):
-        """Of 16 writers that replace the same version one wins, and its bytes are stored."""
+        """Of many writers that replace the same version one wins, and its bytes are stored."""
         version = (await put(store, "key", b"before")).version
-        bodies = [f"writer {number}".encode() for number in range(16)]
+        bodies = [f"writer {number}".encode() for number in range(self.racers)]
         results = await asyncio.gather(
             *(put(store, "key", body, condition=IfVersion(version)) for body in bodies),
             return_exceptions=True,

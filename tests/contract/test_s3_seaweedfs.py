@@ -17,7 +17,8 @@ from tests.contract.object_store_contract import (
 )
 from tests.support.s3_bucket import S3Bucket
 from tieringd.errors import StorageDenied
-from tieringd.storage.s3 import S3Settings, S3Store
+from tieringd.storage.s3.settings import S3Settings
+from tieringd.storage.s3.store import S3Store
 
 
 def settings(server, **changes) -> S3Settings:
@@ -36,6 +37,8 @@ class TestS3StoreWithSeaweedFS(ObjectStoreContract, MissingBucketContract, Neste
 
     # It keeps keys as a tree, and lists a directory where its name sorts without the slash.
     lists_in_byte_order = False
+    # It lets them through one after another, and takes a third of a second for each.
+    racers = 8
 
     @pytest.fixture
     def prefix(self):

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.support.connections import accepting
+
 if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -59,35 +61,16 @@ async def serving(
 ) -> AsyncIterator[str]:
     """Serve *handle* on a port that the system picks, and yield the endpoint's URL."""
     connections = 0
-    tasks: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal connections
         connections += 1
         number = connections
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            while not writer.is_closing() and (exchange := await _next_exchange(reader, writer, number)):
-                await handle(exchange)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # The peer has gone; what that means is for the test to say.
-        except asyncio.CancelledError:
-            pass  # The end of `serving`; streams report a handler that ends as cancelled.
-        finally:
-            tasks.discard(task)
-            writer.transport.abort()
+        while not writer.is_closing() and (exchange := await _next_exchange(reader, writer, number)):
+            await handle(exchange)
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, ssl=tls)
-    scheme, port = "http" if tls is None else "https", server.sockets[0].getsockname()[1]
-    try:
-        yield f"{scheme}://127.0.0.1:{port}"
-    finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with accepting(connected, tls=tls) as port:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
 
 
 async def _next_exchange(

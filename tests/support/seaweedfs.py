@@ -26,10 +26,12 @@ ACCESS_KEY = "test"
 SECRET_KEY = "testtest"
 REGION = "us-east-1"
 
+_SESSION = botocore.session.get_session()  # It keeps what it has read of the API: a tenth of a second.
+
 
 def s3_client(endpoint_url: str) -> Any:
     """Return a plain, blocking S3 client: for set-up and checks that bypass the store under test."""
-    return botocore.session.get_session().create_client(
+    return _SESSION.create_client(
         "s3",
         region_name=REGION,
         endpoint_url=endpoint_url,

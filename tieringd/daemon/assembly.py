@@ -24,12 +24,14 @@ from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.broker.layout import KafkaLayout, Layout, RedpandaLayout
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.errors import ConfigError
+from tieringd.formats.object_keys import parse_data_key
 from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits, UploadPace
 from tieringd.services.archive_reader import ArchiveReader
 from tieringd.services.archiver import Archiver
 from tieringd.services.bookkeeper import Bookkeeper
 from tieringd.services.catalog import Catalog
+from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
 from tieringd.services.manifest_store import ManifestStore
 from tieringd.services.observer import Observer
@@ -42,10 +44,17 @@ from tieringd.services.topic_registry import TopicRegistry
 from tieringd.services.upload_controller import UploadController
 from tieringd.services.upload_gate import UploadGate
 from tieringd.services.verifier import Verifier
-from tieringd.storage.opening import create_file_root, opened_store
+from tieringd.storage.opening import (
+    StoreCheck,
+    create_file_root,
+    max_connections,
+    opened_store,
+    store_limits,
+)
+from tieringd.storage.s3.store import S3Store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from tieringd.broker.base import Broker
     from tieringd.config import Config
@@ -62,6 +71,7 @@ class Archive:
     """The parts that need only the bucket."""
 
     store: ResilientStore
+    check_store: Callable[[], Awaitable[None]]
     manifests: ManifestStore
     remote_log: RemoteLog
     gate: UploadGate
@@ -73,6 +83,33 @@ class Archive:
     verifier: Verifier
 
 
+class ArchiverFactory:
+    """Make the archivers of one daemon, with the upload limits that hold at the time."""
+
+    def __init__(
+        self, config: Config, metrics: Metrics, archive: Archive, broker: Broker, follower: Follower
+    ) -> None:
+        self.limits = upload_limits(config)
+        self._metrics = metrics
+        self._archive = archive
+        self._broker = broker
+        self._follower = follower
+
+    def __call__(self, leadership: Leadership) -> Archiver:
+        """Return an archiver that knows what this daemon learned of the partition while it followed."""
+        return Archiver(
+            leadership,
+            broker=self._broker,
+            remote_log=self._archive.remote_log,
+            manifests=self._archive.manifests,
+            metrics=self._metrics,
+            limits=self.limits,
+            now_ms=wall_clock_ms,
+            layout=self._archive.layout,
+            known=self._follower.take(leadership.partition),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class DaemonParts:
     """The parts of a running daemon."""
@@ -81,12 +118,13 @@ class DaemonParts:
     broker: Broker
     reconciler: Reconciler
     controller: UploadController
+    archivers: ArchiverFactory
     writer_id: str
 
 
 def max_uploads(config: Config) -> int:
     """Return how many uploads may run at once: each holds a connection and a thread, which run out first."""
-    return min(config.cloud_storage_max_connections, 4 * (os.cpu_count() or 1))
+    return min(max_connections(config), 4 * (os.cpu_count() or 1))
 
 
 def wall_clock_ms() -> int:
@@ -112,6 +150,7 @@ async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "
         reader = ArchiveReader(store)
         yield Archive(
             store=store,
+            check_store=StoreCheck(config, store),
             manifests=manifests,
             remote_log=remote_log,
             gate=gate,
@@ -134,9 +173,29 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
             opened_archive(config, metrics, writer_id=writer_id) as archive,
             opened_broker(config) as broker,
         ):
-            reconciler = _reconciler(config, metrics, archive, broker)
+            follower = Follower(archive.manifests, now_ms=wall_clock_ms)
+            archivers = ArchiverFactory(config, metrics, archive, broker, follower)
+            reconciler = _reconciler(config, metrics, archive, broker, follower=follower, archivers=archivers)
             controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler)
-            yield DaemonParts(archive, broker, reconciler, controller, writer_id)
+            yield DaemonParts(archive, broker, reconciler, controller, archivers, writer_id)
+
+
+def apply_config(config: Config, parts: DaemonParts) -> None:
+    """Let running parts work by *config*, as far as it can change while they run."""
+    parts.archive.store.set_limits(store_limits(config))
+    parts.archivers.limits = upload_limits(config)
+    parts.reconciler.set_config(config, parts.archivers.limits)
+    parts.controller.set_pace(_pace_limits(config))
+
+
+def upload_limits(config: Config) -> UploadLimits:
+    """Return how much an archiver takes on at once, and how long a record may wait."""
+    interval_sec = config.cloud_storage_segment_max_upload_interval_sec
+    return UploadLimits(
+        max_interval_ms=None if interval_sec is None else interval_sec * 1000,
+        # Redpanda's segments are re-framed whole, so parts of one are not uploaded.
+        cuts_segments=config.broker.kind != "redpanda",
+    )
 
 
 @asynccontextmanager
@@ -149,29 +208,15 @@ async def opened_broker(config: Config) -> AsyncIterator[Broker]:
         await broker.close()
 
 
-def _reconciler(config: Config, metrics: Metrics, archive: Archive, broker: Broker) -> Reconciler:
-    interval_sec = config.cloud_storage_segment_max_upload_interval_sec
-    limits = UploadLimits(
-        max_interval_ms=None if interval_sec is None else interval_sec * 1000,
-        # Redpanda's segments are re-framed whole, so parts of one are not uploaded.
-        cuts_segments=config.broker.kind != "redpanda",
-    )
-
-    follower = Follower(archive.manifests, now_ms=wall_clock_ms)
-
-    def make_archiver(leadership: Leadership) -> Archiver:
-        return Archiver(
-            leadership,
-            broker=broker,
-            remote_log=archive.remote_log,
-            manifests=archive.manifests,
-            metrics=metrics,
-            limits=limits,
-            now_ms=wall_clock_ms,
-            layout=archive.layout,
-            known=follower.take(leadership.partition),
-        )
-
+def _reconciler(
+    config: Config,
+    metrics: Metrics,
+    archive: Archive,
+    broker: Broker,
+    *,
+    follower: Follower,
+    archivers: ArchiverFactory,
+) -> Reconciler:
     pinner = Pinner(_pin_directories(config), budget_bytes=config.pin_max_bytes, metrics=metrics)
     registry = TopicRegistry(archive.store, archive.manifests)
     interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
@@ -191,19 +236,29 @@ def _reconciler(config: Config, metrics: Metrics, archive: Archive, broker: Brok
         bookkeeper=Bookkeeper(
             registry=registry,
             follower=follower,
+            first_sight=FirstSight(broker, registry),
             retention=RetentionManager(broker, registry),
             interval_seconds=interval_seconds,
+            check_store=archive.check_store,
+            clean_up=_clean_up(archive.store),
         ),
         metrics=metrics,
-        make_archiver=make_archiver,
+        make_archiver=archivers,
         now_ms=wall_clock_ms,
     )
+
+
+def _clean_up(store: ResilientStore) -> Callable[[], Awaitable[int]] | None:
+    """Return how to remove uploads in parts that nobody will finish; other stores drop them themselves."""
+    backend = store.backend
+    if not isinstance(backend, S3Store):
+        return None
+    return lambda: backend.discard_abandoned_uploads(lambda key: parse_data_key(key) is not None)
 
 
 def _controller(
     config: Config, metrics: Metrics, archive: Archive, reconciler: Reconciler
 ) -> UploadController:
-    interval_sec = config.cloud_storage_segment_max_upload_interval_sec
     disks = {path.stat().st_dev: os.statvfs(path) for path in config.broker.log_dirs if path.is_dir()}
     return UploadController(
         archive.gate,
@@ -213,11 +268,16 @@ def _controller(
             min_shares=config.cloud_storage_upload_ctrl_min_shares,
             max_shares=config.cloud_storage_upload_ctrl_max_shares,
         ),
-        pace=PaceLimits(max_uploads(config), upload_interval_seconds=interval_sec),
+        pace=_pace_limits(config),
         free_bytes_at_start=sum(disk.f_bavail * disk.f_frsize for disk in disks.values()),
         backlog_bytes=lambda: reconciler.backlog_bytes,
         metrics=metrics,
     )
+
+
+def _pace_limits(config: Config) -> PaceLimits:
+    interval_sec = config.cloud_storage_segment_max_upload_interval_sec
+    return PaceLimits(max_uploads(config), upload_interval_seconds=interval_sec)
 
 
 def _pin_directories(config: Config) -> dict[str, PinDirectory]:

@@ -2,9 +2,10 @@
 The body of a PUT: a slice of an open file, sent without becoming a Python object.
 
 aiohttp writes a `FileBody`, and botocore takes it for a file. On a plain connection a thread
-lets the kernel move the file to the socket (`sendfile`). Under TLS, and for small bodies, a
-thread reads chunks and the loop writes them. The file is never mapped: a broker may truncate
-a log file, and touching a mapped page that has gone ends the process.
+lets the kernel move the file to the socket (`sendfile`). Under TLS a thread reads, encrypts and
+sends. For small bodies, and behind proxies, a thread reads chunks and the loop writes them. The file is
+never mapped: a broker may truncate a log file, and touching a mapped page that has gone ends
+the process.
 
 Three rules: the loop's thread reads no file; the kernel's shortcut is never taken past a
 cipher; no thread touches a descriptor after `stop` has returned.
@@ -19,6 +20,7 @@ import io
 import os
 import select
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp.payload import Payload
@@ -26,8 +28,10 @@ from aiohttp.payload import Payload
 from tieringd.errors import LocalFileError
 from tieringd.storage.slices import truncated, unreadable
 from tieringd.storage.threads import finished, outlast
+from tieringd.storage.tls_transport import TlsTransport, send_lent
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
     from concurrent.futures import Executor, Future
 
@@ -43,6 +47,9 @@ SENDFILE_FROM_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 20
 """The fastest of 256 KiB, 1 MiB and 4 MiB reads, and short enough to leave the loop responsive."""
 
+
+_ENCRYPTED_CHUNK_BYTES = 256 << 10
+"""Small enough to be still in the processor's cache when the cipher reads it."""
 
 _TAIL_BYTES = 4096
 
@@ -64,7 +71,7 @@ class FileBody(Payload):
         self._stall_seconds = stall_seconds
         self._read_position = 0
         self._work: Future[Any] | None = None
-        self._socket: socket.socket | None = None
+        self._interrupt: Callable[[], None] | None = None
         self._is_stopped = False
         self.failure: LocalFileError | None = None
         """Why the file could not be read; aiohttp and botocore hide it behind errors of their own."""
@@ -115,10 +122,14 @@ class FileBody(Payload):
         """
         self.is_sent = False
         try:
-            if len(self) >= SENDFILE_FROM_BYTES and _is_plain(writer):
+            if len(self) < SENDFILE_FROM_BYTES:
+                await self._send_chunks(writer, self._slice.position)
+            elif isinstance(writer.transport, TlsTransport):
+                await self._send_by_cipher(writer, writer.transport)
+            elif _is_plain(writer):
                 await self._send_by_kernel(writer)
             else:
-                await self._send_chunks(writer)
+                await self._send_chunks(writer, self._slice.position)
         except LocalFileError as error:
             self.failure = error
             raise
@@ -128,20 +139,50 @@ class FileBody(Payload):
         self._is_stopped = True
         if self._work is not None:
             self._work.cancel()
-            self._shut_socket()
+            self._interrupt_thread()
             await outlast(self._work)
 
-    async def _send_chunks(self, writer: AbstractStreamWriter) -> None:
-        position, end = self._slice.position, self._slice.position + len(self)
+    async def _send_chunks(self, writer: AbstractStreamWriter, position: int) -> None:
+        """Send what follows *position*: a thread reads it, the loop writes it."""
+        end = self._slice.position + len(self)
         while position < end:
-            size = min(CHUNK_BYTES, end - position)
-            chunk = await self._in_thread(_read, self._slice.fd, size, position)
-            if not chunk:
-                raise truncated(self._slice, position)
+            chunk = await self._in_thread(self._read, min(CHUNK_BYTES, end - position), position)
             position += len(chunk)
             self.is_sent = position == end
             async with asyncio.timeout(self._stall_seconds):
                 await writer.write(chunk)
+
+    async def _send_by_cipher(self, writer: AbstractStreamWriter, transport: TlsTransport) -> None:
+        await self._flush_headers(writer, transport)
+        rest, position = memoryview(b""), self._slice.position
+        tail = position + len(self) - _TAIL_BYTES
+        while rest or position < tail:
+            self._interrupt = transport.shut
+            with transport.lent() as connection:
+                encrypt = partial(self._encrypt, may_be_answered=transport.is_reading())
+                rest, position = await self._in_thread(encrypt, connection, rest, position, tail)
+            self._interrupt = None
+            # The peer spoke before it had everything. If that ends the request, aiohttp cancels us here.
+            await asyncio.sleep(0)
+        # As with the kernel's way, the loop itself writes the end.
+        await self._send_chunks(writer, position)
+
+    def _encrypt(
+        self, connection: ssl.SSLSocket, rest: memoryview, position: int, tail: int, *, may_be_answered: bool
+    ) -> tuple[memoryview, int]:
+        """
+        Send *rest*, and then the slice from *position* to *tail*, unless the peer speaks before.
+
+        Returns what has been read and not sent, and the position of what has not been read.
+        """
+        while True:
+            rest = send_lent(
+                connection, rest, stall_seconds=self._stall_seconds, may_be_answered=may_be_answered
+            )
+            if rest or position >= tail:
+                return rest, position
+            rest = memoryview(self._read(min(_ENCRYPTED_CHUNK_BYTES, tail - position), position))
+            position += len(rest)
 
     async def _send_by_kernel(self, writer: AbstractStreamWriter) -> None:
         transport = writer.transport
@@ -150,17 +191,16 @@ class FileBody(Payload):
         # The thread has a descriptor of its own: were the transport closed meanwhile, its number could be
         # another file's a moment later.
         number = os.dup(transport.get_extra_info("socket").fileno())
-        self._socket = socket.socket(fileno=number)
+        connection = socket.socket(fileno=number)
+        self._interrupt = partial(_shut, connection)
         try:
-            tail = await self._in_thread(self._sendfile, number)
+            position = await self._in_thread(self._sendfile, number)
         finally:
-            self._socket.close()
-            self._socket = None
+            self._interrupt = None
+            connection.close()
         # The loop itself writes the end. Were the thread to do it, the answer could come before the loop has
         # noticed that the thread is done, and a good connection would be given up as half written.
-        self.is_sent = True
-        async with asyncio.timeout(self._stall_seconds):
-            await writer.write(tail)
+        await self._send_chunks(writer, position)
 
     async def _flush_headers(self, writer: AbstractStreamWriter, transport: asyncio.WriteTransport) -> None:
         """Return when the kernel has everything written so far: the thread's bytes come after it."""
@@ -174,9 +214,9 @@ class FileBody(Payload):
         finally:
             transport.set_write_buffer_limits()
 
-    def _sendfile(self, out: int) -> bytes:
+    def _sendfile(self, out: int) -> int:
         """
-        Move the slice up to its tail to the socket, and return the tail.
+        Move the slice up to its tail to the socket, and return the tail's position.
 
         The socket does not block: its descriptor shares the loop's O_NONBLOCK.
         """
@@ -197,32 +237,41 @@ class FileBody(Payload):
             if sent == 0:
                 raise truncated(self._slice, position)
             position += sent
-        tail = _read(self._slice.fd, _TAIL_BYTES, end)
-        if len(tail) < _TAIL_BYTES:
-            raise truncated(self._slice, end + len(tail))
-        return tail
+        return position
+
+    def _read(self, size: int, position: int) -> bytes:
+        """
+        Return the next bytes of the file; called in a thread, once for each of them and in order.
+
+        Raises:
+            LocalFileError: There are none, or they cannot be read.
+        """
+        try:
+            chunk = os.pread(self._slice.fd, size, position)
+        except OSError as error:
+            raise unreadable(self._slice.fd, error) from error
+        if not chunk:
+            raise truncated(self._slice, position)
+        return chunk
 
     async def _in_thread(self, function: Callable[..., T], *arguments: object) -> T:
         if self._is_stopped:
             raise ConnectionAbortedError("the request is over")
         self._work = work = self._executor.submit(function, *arguments)
-        return await finished(work, on_cancel=self._shut_socket)
+        return await finished(work, on_cancel=self._interrupt_thread)
 
-    def _shut_socket(self) -> None:
+    def _interrupt_thread(self) -> None:
         """End the thread's wait and its sending; the peer sees a body that ends early."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):  # Already gone, which is as good.
-                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._interrupt is not None:
+            self._interrupt()
+
+
+def _shut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # Already gone, which is as good.
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _is_plain(writer: AbstractStreamWriter) -> bool:
     """Say whether bytes given to the socket are what the peer reads (no TLS in between)."""
     transport = writer.transport
     return transport is not None and transport.get_extra_info("sslcontext") is None
-
-
-def _read(fd: int, size: int, position: int) -> bytes:
-    try:
-        return os.pread(fd, size, position)
-    except OSError as error:
-        raise unreadable(fd, error) from error

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Final, Literal
 
 from tieringd.errors import ConfigError
+from tieringd.storage.azure.settings import AzureSettings
+from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.file import FileStore
+from tieringd.storage.gcs.settings import GcsSettings
+from tieringd.storage.gcs.store import GcsStore
+from tieringd.storage.probe import require_conditional_writes
 from tieringd.storage.resilient import ResilientStore, StoreLimits
-from tieringd.storage.s3 import S3Settings, S3Store
+from tieringd.storage.s3.settings import S3Settings
+from tieringd.storage.s3.store import S3Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from pydantic import SecretStr
 
     from tieringd.config import Config
     from tieringd.metrics import Metrics
     from tieringd.storage.base import ObjectStore
+
+PLUGIN_GROUP: Final = "tieringd.object_stores"
+"""Where other packages name their stores. Each passes tests/contract/object_store_contract.py."""
+_GCS_ENDPOINT = "https://storage.googleapis.com"
+_S3_ENCRYPTION: dict[str | None, Literal["AES256", "aws:kms"] | None] = {
+    None: None,
+    "managed": "AES256",
+    "kms": "aws:kms",
+}
+_ACCESS_TIERS: dict[str | None, Literal["Hot", "Cool", "Cold"]] = {
+    "Hot": "Hot",
+    "Cool": "Cool",
+    "Cold": "Cold",
+}
 
 
 @asynccontextmanager
@@ -34,6 +59,28 @@ async def opened_store(config: Config, metrics: Metrics) -> AsyncIterator[Resili
         await store.close()
 
 
+class StoreCheck:
+    """Find out once whether the configured store honours conditional writes."""
+
+    def __init__(self, config: Config, store: ObjectStore) -> None:
+        self._store = store
+        # Our own file store is known to; and an operator may vouch for being alone.
+        self._is_done = config.backend == "file" or config.cloud_storage_single_writer
+
+    async def __call__(self) -> None:
+        """
+        Return when it does; ask only until it is known.
+
+        Raises:
+            ConfigError: It ignores conditions: two writers would destroy each other's work.
+            StorageError: An operator must act.
+            StorageUnavailable: It is away, so nothing is known.
+        """
+        if not self._is_done:
+            await require_conditional_writes(self._store)
+            self._is_done = True
+
+
 def create_file_root(config: Config) -> None:
     """
     Create the file store's directory where only its last part is missing.
@@ -46,42 +93,136 @@ def create_file_root(config: Config) -> None:
             config.cloud_storage_file_root.mkdir(exist_ok=True)
 
 
+def max_connections(config: Config) -> int:
+    """Return how many connections there are at once: the property counts them for each processor."""
+    return config.cloud_storage_max_connections * (os.cpu_count() or 1)
+
+
 def store_limits(config: Config) -> StoreLimits:
     """Return how long and how often the configured store is asked."""
     return StoreLimits(
         initial_backoff_seconds=config.cloud_storage_initial_backoff_ms / 1000,
         segment_upload_timeout_seconds=config.cloud_storage_segment_upload_timeout_ms / 1000,
         manifest_upload_timeout_seconds=config.cloud_storage_manifest_upload_timeout_ms / 1000,
-        max_concurrent_requests=config.cloud_storage_max_connections,
+        max_concurrent_requests=max_connections(config),
     )
 
 
 def s3_settings(config: Config) -> S3Settings:
-    """Return where the configured bucket is and how to reach it."""
+    """Return where the configured bucket is and how to reach it, by the S3 API."""
     assert config.cloud_storage_bucket is not None, "checked with the configuration"
-    secret, trust_file = config.cloud_storage_secret_key, config.cloud_storage_trust_file
+    source = config.cloud_storage_credentials_source
+    has_keys = source == "config_file"
     return S3Settings(
         bucket=config.cloud_storage_bucket,
         prefix=config.cloud_storage_prefix,
         region=config.cloud_storage_region or "us-east-1",
         endpoint_url=config.endpoint_url,
-        access_key=config.cloud_storage_access_key,
-        secret_key=secret.get_secret_value() if secret else None,
+        credentials_source=source if source in ("aws_instance_metadata", "sts") else "config_file",
+        # Keys that were left beside a role have no effect, and the configuration said so.
+        access_key=config.cloud_storage_access_key if has_keys else None,
+        secret_key=_secret(config.cloud_storage_secret_key) if has_keys else None,
         url_style=config.url_style,
-        trust_file=str(trust_file) if trust_file else None,
+        trust_file=_text(config.cloud_storage_trust_file),
         disable_tls=config.cloud_storage_disable_tls,
-        max_connections=config.cloud_storage_max_connections,
+        max_connections=max_connections(config),
+        max_idle_seconds=config.cloud_storage_max_connection_idle_time_ms / 1000,
+        encryption=_S3_ENCRYPTION[config.cloud_storage_sse],
+        kms_key_id=config.cloud_storage_sse_kms_key_id,
+        storage_class=config.cloud_storage_storage_class,
+        multipart_threshold_bytes=config.cloud_storage_multipart_threshold_bytes,
+        multipart_part_bytes=config.cloud_storage_multipart_part_size_bytes,
+    )
+
+
+def gcs_settings(config: Config) -> GcsSettings:
+    """Return where the configured bucket is and how to reach it, by Google's own API."""
+    assert config.cloud_storage_bucket is not None, "checked with the configuration"
+    is_metadata = config.cloud_storage_credentials_source == "gcp_instance_metadata"
+    return GcsSettings(
+        bucket=config.cloud_storage_bucket,
+        prefix=config.cloud_storage_prefix,
+        endpoint=config.endpoint_url or _GCS_ENDPOINT,
+        credentials_source="gcp_instance_metadata" if is_metadata else "config_file",
+        service_account_file=_text(config.cloud_storage_gcs_credentials_file),
+        trust_file=_text(config.cloud_storage_trust_file),
+        disable_tls=config.cloud_storage_disable_tls,
+        storage_class=config.cloud_storage_storage_class,
+        kms_key_name=config.cloud_storage_sse_kms_key_id,
+        max_connections=max_connections(config),
         max_idle_seconds=config.cloud_storage_max_connection_idle_time_ms / 1000,
     )
 
 
-async def _backend(config: Config) -> ObjectStore:
-    if config.backend == "file":
-        assert config.cloud_storage_file_root is not None, "checked with the configuration"
-        return FileStore(config.cloud_storage_file_root, prefix=config.cloud_storage_prefix)
-    if config.backend == "aws":
-        return await S3Store.open(s3_settings(config))
-    raise ConfigError(
-        "the configuration names no object store",
-        hint="Set cloud_storage_backend to file or aws, and the properties that go with it",
+def azure_settings(config: Config) -> AzureSettings:
+    """Return where the configured container is and how to reach it."""
+    account, container = config.cloud_storage_azure_storage_account, config.cloud_storage_azure_container
+    assert account is not None, "checked with the configuration"
+    assert container is not None, "likewise"
+    source = config.cloud_storage_credentials_source
+    return AzureSettings(
+        storage_account=account,
+        container=container,
+        prefix=config.cloud_storage_prefix,
+        endpoint=config.azure_account_url,
+        credentials=(
+            source if source in ("azure_vm_instance_metadata", "azure_aks_oidc_federation") else "shared_key"
+        ),
+        shared_key=_secret(config.cloud_storage_azure_shared_key),
+        managed_identity_id=config.cloud_storage_azure_managed_identity_id,
+        trust_file=_text(config.cloud_storage_trust_file),
+        disable_tls=config.cloud_storage_disable_tls,
+        max_connections=max_connections(config),
+        max_idle_seconds=config.cloud_storage_max_connection_idle_time_ms / 1000,
+        access_tier=_ACCESS_TIERS.get(config.cloud_storage_storage_class),
+        single_put_bytes=config.cloud_storage_multipart_threshold_bytes,
+        block_bytes=config.cloud_storage_multipart_part_size_bytes,
     )
+
+
+async def _backend(config: Config) -> ObjectStore:
+    match config.store_kind:
+        case "file":
+            assert config.cloud_storage_file_root is not None, "checked with the configuration"
+            return FileStore(config.cloud_storage_file_root, prefix=config.cloud_storage_prefix)
+        case "s3":
+            return await S3Store.open(s3_settings(config))
+        case "gcs":
+            return await GcsStore.open(gcs_settings(config))
+        case "azure":
+            return await AzureStore.open(azure_settings(config))
+        case "plugin":
+            return await _plugin(config)
+        case _:
+            raise ConfigError(
+                "the configuration names no object store",
+                hint="Set cloud_storage_backend to aws, google, azure, file or plugin, and what goes with it",
+            )
+
+
+async def _plugin(config: Config) -> ObjectStore:
+    """Open the store of an installed package: the entry point is a coroutine function of *config*."""
+    name = config.cloud_storage_plugin
+    found = {one.name: one for one in entry_points(group=PLUGIN_GROUP)}
+    if name not in found:
+        raise ConfigError(
+            f"cloud_storage_plugin: no installed package provides the object store {name}",
+            hint=f"Install it beside tieringd; there is: {', '.join(sorted(found)) or 'none'}",
+        )
+    try:
+        open_store = found[name].load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"cloud_storage_plugin: the object store {name} cannot be loaded: {error}",
+            hint=f"Mend or reinstall the package that provides {found[name].value}",
+        ) from error
+    store: ObjectStore = await open_store(config)
+    return store
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return None if value is None else value.get_secret_value()
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -83,9 +83,18 @@ class ResilientStore:
         self._is_back = asyncio.Event()
 
     @property
+    def backend(self) -> ObjectStore:
+        """Return the store that is asked, for what only one kind of store can do."""
+        return self._store
+
+    @property
     def oldest_put_started(self) -> float | None:
         """Return when the oldest put in flight got its first slot, in loop time; None when none is."""
         return min(self._put_starts.values(), default=None)
+
+    def set_limits(self, limits: StoreLimits) -> None:
+        """Ask by *limits* from the next operation on; how many at once stays as it was."""
+        self._limits = limits
 
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import gc
-import ipaddress
 import ssl
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from tests.support.certificate import write_certificate
 from tieringd.storage.base import FileSlice
 
 if TYPE_CHECKING:
@@ -46,25 +41,7 @@ def slice_of(tmp_path):
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory) -> Path:
     """Return a PEM file with a key and a certificate of its own for 127.0.0.1."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test's server")])
-    now = dt.datetime.now(dt.UTC)
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path.write_bytes(private + signed.public_bytes(serialization.Encoding.PEM))
-    return path
+    return write_certificate(tmp_path_factory.mktemp("tls") / "server.pem")
 
 
 @pytest.fixture

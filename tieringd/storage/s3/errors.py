@@ -8,9 +8,6 @@ send, so the code decides where it is known, and the HTTP status otherwise.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -34,56 +31,46 @@ from tieringd.errors import (
     StorageError,
     StorageUnavailable,
 )
+from tieringd.storage.calls import TRUST_HINT, retry_after_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from tieringd.errors import TieringError
+    from tieringd.storage.calls import Call
 
 _CHECKSUM_CODES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 _MISSING_CODES = {"NoSuchKey", "NotFound", "404"}
 _DENIED_CODES = {
     "AccessDenied",
     "AuthorizationHeaderMalformed",
-    "ExpiredToken",
     "InvalidAccessKeyId",
     "InvalidToken",
     "RequestTimeTooSkewed",
     "SignatureDoesNotMatch",
 }
+_CLOCK_CODES = {"RequestExpired", "RequestTimeTooSkewed"}
+_EXPIRED_CODES = {"ExpiredToken", "RequestExpired", "TokenRefreshRequired"}
 # The server answers these when it has refused to begin or has not received the whole body.
-_NOT_DONE_CODES = {"IncompleteBody", "RequestTimeout", "ServiceUnavailable", "SlowDown", "Throttling"}
-_NOT_DONE_STATUSES = {429, 503}
+# An upload in parts that is gone was cleaned away by someone: the whole put begins anew.
+_NOT_DONE_CODES = {
+    "IncompleteBody",
+    "NoSuchUpload",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "Throttling",
+}
+_NOT_DONE_STATUSES = {429}  # A 503 without a code is a gateway's, perhaps after the write.
 _FAILED_CODES = {"InternalError", "OperationAborted"}
 _RETRYABLE_STATUSES = {408, 409, 429}
 _FAILED_FROM = 500
+_NOT_IMPLEMENTED = 501  # Final: the server does not know a header that we send.
 
 _CREDENTIALS_HINT = (
     "check cloud_storage_access_key, cloud_storage_secret_key and cloud_storage_region (or the role, where "
     "there are no keys), and that its policy allows this"
 )
-
-
-@dataclass(slots=True)
-class Call:
-    """One request, for the words and the meaning of its errors."""
-
-    operation: str
-    bucket: str
-    key: str | None = None
-    is_conditional_put: bool = False
-    may_have_effect: Callable[[], bool] = bool
-    """Whether the store may have acted without our hearing of it; asked when no answer came."""
-
-    @property
-    def subject(self) -> str:
-        """Return what the request was about, in words."""
-        place = f"bucket {self.bucket}"
-        return (
-            f"{self.operation} {self.key} in {place}"
-            if self.key is not None
-            else f"{self.operation} in {place}"
-        )
 
 
 @contextmanager
@@ -113,22 +100,32 @@ def from_answer(call: Call, answer: dict[str, Any]) -> TieringError:
         return PreconditionFailed(f"{call.subject}: another writer came first", key=call.key)
     if code in _MISSING_CODES:
         return ObjectNotFound(f"{call.subject}: there is no such object", key=call.key)
-    if code in _DENIED_CODES or status in {401, 403}:
-        hint = "set this machine's clock" if code == "RequestTimeTooSkewed" else _CREDENTIALS_HINT
+    if code in _DENIED_CODES or code in _EXPIRED_CODES or status in {401, 403}:
+        hint = "set this machine's clock" if code in _CLOCK_CODES else _CREDENTIALS_HINT
         return StorageDenied(text, key=call.key, hint=hint)
     if (
         code in _NOT_DONE_CODES
         or code in _FAILED_CODES
         or status in _RETRYABLE_STATUSES
-        or status >= _FAILED_FROM
+        or (status >= _FAILED_FROM and status != _NOT_IMPLEMENTED)
     ):
         is_not_done = code in _NOT_DONE_CODES or status in _NOT_DONE_STATUSES
         return StorageUnavailable(
             text,
-            retry_after_seconds=_retry_after_seconds(metadata.get("HTTPHeaders", {}).get("retry-after")),
+            retry_after_seconds=retry_after_seconds(metadata.get("HTTPHeaders", {}).get("retry-after")),
             outcome_unknown=not is_not_done and call.may_have_effect(),
         )
     return (ChecksumRejected if code in _CHECKSUM_CODES else StorageError)(text, key=call.key)
+
+
+def is_expired(error: StorageError) -> bool:
+    """
+    Say whether the store refused a request because its credentials have come to their end.
+
+    An answer to HEAD has no code. AWS answers an expired token with 400, and hardly anything else.
+    """
+    answer = getattr(error.__cause__, "response", {})
+    return answer.get("Error", {}).get("Code") in _EXPIRED_CODES | {"400"}
 
 
 def bucket_not_found(call: Call) -> BucketNotFound:
@@ -137,6 +134,22 @@ def bucket_not_found(call: Call) -> BucketNotFound:
         f"{call.subject}: there is no bucket {call.bucket}",
         key=call.key,
         hint="create it, or check cloud_storage_bucket, cloud_storage_region and cloud_storage_api_endpoint",
+    )
+
+
+def require(call: Call, answer: dict[str, Any], name: str) -> Any:
+    """
+    Return a field that every answer of a store has.
+
+    Raises:
+        StorageUnavailable: It is not there: a proxy or another server has answered in the store's place.
+    """
+    if name in answer:
+        return answer[name]
+    raise StorageUnavailable(
+        f"{call.subject}: the answer has no {name}, so it is not a store's",
+        outcome_unknown=call.may_have_effect(),
+        hint="check cloud_storage_api_endpoint, and proxies on the way",
     )
 
 
@@ -149,20 +162,5 @@ def _unanswered(call: Call, error: Exception) -> StorageUnavailable:
     return StorageUnavailable(
         f"{call.subject}: {error or type(error).__name__} ({type(cause).__name__}: {cause})",
         outcome_unknown=not never_sent and call.may_have_effect(),
-        hint="check cloud_storage_trust_file" if isinstance(error, SSLError) else None,
+        hint=TRUST_HINT if isinstance(error, SSLError) else None,
     )
-
-
-def _retry_after_seconds(value: str | None) -> float | None:
-    """Return the wait that a Retry-After header asks for: seconds, or a date."""
-    if value is None:
-        return None
-    if value.strip().isdigit():
-        return float(value)
-    try:
-        moment = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,222 @@
+"""Objects sent in parts, to two servers: stored whole or not at all, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import uuid
+
+import pytest
+from crc32c import crc32c
+
+from tests.support.fault_proxy import Answer, StallRequest, fault_proxy
+from tests.support.s3_bucket import S3Bucket
+from tests.support.seaweedfs import ACCESS_KEY, SECRET_KEY, s3_client
+from tieringd.errors import ChecksumRejected, LocalFileError, PreconditionFailed, StorageUnavailable
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+from tieringd.storage.probe import require_conditional_writes
+from tieringd.storage.s3.settings import S3Settings
+from tieringd.storage.s3.store import S3Store
+
+MIB = 1 << 20
+DATA = random.Random(3).randbytes(12 * MIB + 17)  # Three parts, of which the last is short.
+BUCKET = "contract"
+
+
+def said(status: str, code: str) -> Answer:
+    return Answer(status, f"<Error><Code>{code}</Code><Message>said the proxy</Message></Error>".encode())
+
+
+@pytest.fixture(params=["seaweedfs", "moto"])
+def endpoint(request):
+    """Return the URL of a server that has the bucket."""
+    if request.param == "seaweedfs":
+        return request.getfixturevalue("seaweedfs").endpoint_url
+    url = request.getfixturevalue("moto_url")
+    with S3Bucket(url, bucket=BUCKET, prefix="") as bucket:
+        bucket.create()
+    return url
+
+
+@pytest.fixture
+def is_moto(endpoint, request):
+    return request.node.callspec.params["endpoint"] == "moto"
+
+
+@pytest.fixture
+def prefix():
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def bucket(endpoint, prefix):
+    with S3Bucket(endpoint, bucket=BUCKET, prefix=prefix) as bucket:
+        yield bucket
+
+
+@pytest.fixture
+def client(endpoint):
+    client = s3_client(endpoint)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+async def store_at(prefix):
+    """Return a function that opens a store at a URL; all are closed at the end."""
+    stores = []
+
+    async def open_store(url: str) -> S3Store:
+        settings = S3Settings(
+            bucket=BUCKET,
+            prefix=prefix,
+            endpoint_url=url,
+            access_key=ACCESS_KEY,
+            secret_key=SECRET_KEY,
+            url_style="path",
+            multipart_threshold_bytes=6 * MIB,
+            multipart_part_bytes=5 * MIB,
+        )
+        stores.append(await S3Store.open(settings))
+        return stores[-1]
+
+    yield open_store
+    for store in stores:
+        await store.close()
+
+
+@pytest.fixture
+async def store(store_at, endpoint):
+    return await store_at(endpoint)
+
+
+def unfinished(client, prefix) -> list[str]:
+    answer = client.list_multipart_uploads(Bucket=BUCKET, Prefix=f"{prefix}/")
+    return [each["Key"] for each in answer.get("Uploads", ())]
+
+
+async def put(store, file_slice, **changes):
+    return await store.put("key", file_slice, **{"crc32c": crc32c(DATA)} | changes)
+
+
+async def test_parts_become_one_object(store, bucket, client, prefix, slice_of):
+    """The object holds the slice, and the store knows the checksum of the whole."""
+    info = await put(store, slice_of(DATA))
+    assert bucket.read("key") == DATA
+    assert (info.size_bytes, info.crc32c) == (len(DATA), crc32c(DATA))
+    assert info.version.strip('"').endswith("-3")
+    head = await store.head("key")
+    assert (head.version, head.size_bytes, head.crc32c) == (info.version, len(DATA), crc32c(DATA))
+    assert unfinished(client, prefix) == []
+
+
+async def test_existing_object_is_not_replaced(store, bucket, client, prefix, slice_of):
+    """The completing request decides whether the key is still free; the loser's parts are gone."""
+    await store.put("key", b"first", crc32c=crc32c(b"first"))
+    with pytest.raises(PreconditionFailed):
+        await put(store, slice_of(DATA), condition=IfAbsent())
+    assert bucket.read("key") == b"first"
+    assert unfinished(client, prefix) == []
+
+
+@pytest.mark.parametrize("endpoint", ["seaweedfs"], indirect=True)  # Moto ignores this condition.
+async def test_only_the_expected_version_is_replaced(store, bucket, client, prefix, slice_of):
+    """The completing request decides whether the object is still the one that the writer has read."""
+    first = await store.put("key", b"first", crc32c=crc32c(b"first"))
+    second = await store.put("key", b"second", crc32c=crc32c(b"second"))
+    with pytest.raises(PreconditionFailed):
+        await put(store, slice_of(DATA), condition=IfVersion(first.version))
+    assert bucket.read("key") == b"second"
+    assert unfinished(client, prefix) == []
+    await put(store, slice_of(DATA), condition=IfVersion(second.version))
+    assert bucket.read("key") == DATA
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(said("412 Precondition Failed", "PreconditionFailed"), id="412"),
+        pytest.param(said("409 Conflict", "ConditionalRequestConflict"), id="409"),
+    ],
+)
+async def test_completion_that_another_writer_forestalls_is_a_lost_precondition(  # noqa: PLR0917 - fixtures
+    store_at, endpoint, bucket, client, prefix, slice_of, answer
+):
+    """Either of Amazon's answers to a completion that loses is raised as that, and the parts are gone."""
+    async with fault_proxy(endpoint) as proxy:
+        store = await store_at(proxy.url)
+        first = await store.put("key", b"first", crc32c=crc32c(b"first"))
+        proxy.spoil(answer, where=lambda each: each.method == "POST" and "uploadId=" in each.path)
+        with pytest.raises(PreconditionFailed):
+            await put(store, slice_of(DATA), condition=IfVersion(first.version))
+        assert proxy.faults_left == 0
+    assert bucket.read("key") == b"first"
+    assert unfinished(client, prefix) == []
+
+
+async def test_wrong_checksum_is_refused(store, bucket, client, prefix, slice_of):
+    """Parts that do not add up to the announced checksum never become an object."""
+    with pytest.raises(ChecksumRejected):
+        await put(store, slice_of(DATA), crc32c=crc32c(DATA) ^ 1)
+    assert bucket.keys() == []
+    assert unfinished(client, prefix) == []
+
+
+async def test_truncated_file_is_reported(store, bucket, client, prefix, slice_of):
+    """A file that ends inside a part is the file's fault, and its upload is aborted."""
+    whole = slice_of(DATA)
+    os.ftruncate(whole.fd, 11 * MIB)
+    with pytest.raises(LocalFileError, match="truncated"):
+        await put(store, FileSlice(whole.fd, whole.position, len(DATA)))
+    assert bucket.keys() == []
+    assert unfinished(client, prefix) == []
+
+
+async def test_failed_part_aborts_the_upload(store_at, endpoint, bucket, client, prefix, slice_of):  # noqa: PLR0917 - fixtures
+    """When the store fails one part, the error is raised and the others are given up."""
+    async with fault_proxy(endpoint) as proxy:
+        store = await store_at(proxy.url)
+        proxy.spoil(Answer("503 Slow Down"), where=lambda each: "partNumber=2" in each.path)
+        with pytest.raises(StorageUnavailable) as caught:
+            await put(store, slice_of(DATA))
+        assert proxy.faults_left == 0
+    assert not caught.value.outcome_unknown
+    assert bucket.keys() == []
+    assert unfinished(client, prefix) == []
+
+
+async def test_cancelled_upload_is_aborted(store_at, endpoint, bucket, client, prefix, slice_of):  # noqa: PLR0917 - fixtures
+    """A cancelled put leaves no object, no part and no thread at work on the file."""
+    async with fault_proxy(endpoint) as proxy:
+        store = await store_at(proxy.url)
+        proxy.spoil(StallRequest(1000), where=lambda each: "partNumber=2" in each.path)
+        task = asyncio.create_task(put(store, slice_of(DATA)))
+        await proxy.stalled.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert bucket.keys() == []
+    assert unfinished(client, prefix) == []
+
+
+async def test_abandoned_uploads_are_discarded(store, client, prefix, is_moto):
+    """Uploads of a killed process go once they are old; younger ones and those of others stay."""
+    ours, foreign, outside = f"{prefix}/dir/key", f"{prefix}/their/key", f"other-{prefix}/dir/key"
+    for key in (ours, ours, foreign, outside):
+        client.create_multipart_upload(Bucket=BUCKET, Key=key)
+
+    def is_ours(key: str) -> bool:
+        return key == "dir/key"
+
+    if not is_moto:  # It says that every upload began in 2010.
+        assert await store.discard_abandoned_uploads(is_ours) == 0
+    assert await store.discard_abandoned_uploads(is_ours, older_than_seconds=-60) == 2
+    assert unfinished(client, prefix) == [foreign]
+    assert unfinished(client, f"other-{prefix}") == [outside]
+
+
+async def test_servers_with_conditional_writes_pass_the_probe(store, bucket):
+    """Both servers honour conditions, and the trial leaves nothing in the bucket."""
+    await require_conditional_writes(store)
+    assert bucket.keys() == []

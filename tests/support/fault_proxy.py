@@ -1,0 +1,310 @@
+"""
+A proxy in front of any HTTP server, which spoils the exchanges that a test names.
+
+It knows HTTP/1.1's framing and no cloud's API. A test queues faults; each spoils the next
+exchange that it fits, and every other exchange passes byte by byte. So one retry table serves
+all stores: only the error documents differ.
+
+    async with fault_proxy(server_url) as proxy:
+        proxy.spoil(Answer("503 Slow Down", headers={"Retry-After": "1"}))
+        ...                                   # a client that talks to proxy.url
+        assert [each.fault for each in proxy.exchanges] == [..., None]
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
+
+from tests.support.connections import accepting, end
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+_CHUNK = 64 << 10
+_LARGEST_HEAD = 1 << 20
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The proxy answers itself, after it has read the request; the server hears nothing of it."""
+
+    status: str
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ResetRequest:
+    """After so many bytes of the request's body the connection is reset; the server hears nothing."""
+
+    after_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class StallRequest:
+    """After so many bytes of the body nothing more is read, and nothing is answered."""
+
+    after_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class ResetAnswer:
+    """The server does its work, and the connection is reset after so many bytes of its answer's body."""
+
+    after_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class TruncateAnswer:
+    """The server does its work, and the connection ends in order, but before the answer's whole body."""
+
+    after_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class StallAnswer:
+    """The server does its work, and its answer stops after so many bytes of the body, for good."""
+
+    after_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class NoAnswer:
+    """The server does its work, and its answer never reaches the client: the connection is reset."""
+
+
+@dataclass(frozen=True)
+class DelayAnswer:
+    """The server does its work, and its answer waits until the test sets *until*."""
+
+    until: asyncio.Event
+
+
+@dataclass(frozen=True)
+class DamageRequest:
+    """One bit of the request's body is turned on its way; the length stays."""
+
+
+@dataclass(frozen=True)
+class DamageAnswer:
+    """One bit of the answer's body is turned on its way; the length stays."""
+
+
+Fault: TypeAlias = (
+    Answer
+    | ResetRequest
+    | StallRequest
+    | ResetAnswer
+    | TruncateAnswer
+    | StallAnswer
+    | NoAnswer
+    | DelayAnswer
+    | DamageRequest
+    | DamageAnswer
+)
+
+
+@dataclass
+class ProxiedExchange:
+    """One request that came, and what was done to it."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    fault: Fault | None = None
+    status: int | None = None
+    """Of the answer that began on its way to the client; None when there was none."""
+
+
+class FaultProxy:
+    """Made by `fault_proxy`. Clients talk to `url`."""
+
+    def __init__(self, upstream_url: str) -> None:
+        upstream = urlsplit(upstream_url)
+        assert upstream.scheme == "http"
+        self._upstream = (upstream.hostname, upstream.port or 80)
+        self._waiting: list[tuple[Fault, Callable[[ProxiedExchange], bool]]] = []
+        self.weather: Callable[[ProxiedExchange], Fault | None] = lambda _: None
+        """Asked for the fault of every exchange that none of those waiting fits."""
+        self.url = ""
+        self.exchanges: list[ProxiedExchange] = []
+        self.stalled = asyncio.Event()
+        """Set when an exchange has come to its stall or delay."""
+
+    def spoil(
+        self,
+        fault: Fault,
+        *,
+        times: int = 1,
+        where: Callable[[ProxiedExchange], bool] = lambda _: True,
+    ) -> None:
+        """Spoil the next *times* exchanges for which *where* holds."""
+        self._waiting += [(fault, where)] * times
+
+    @property
+    def faults_left(self) -> int:
+        """Return how many of the faults have met no exchange."""
+        return len(self._waiting)
+
+    def _fault_for(self, exchange: ProxiedExchange) -> Fault | None:
+        for position, (fault, where) in enumerate(self._waiting):
+            if where(exchange):
+                del self._waiting[position]
+                return fault
+        return self.weather(exchange)
+
+    async def serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """Serve one connection, request after request."""
+        while head := await _read_head(client):
+            first, headers = _parse(head)
+            exchange = ProxiedExchange(*first.split(" ")[:2], headers)
+            exchange.fault = self._fault_for(exchange)
+            self.exchanges.append(exchange)
+            if not await self._exchange(exchange, head, client, to_client):
+                return
+
+    async def _exchange(
+        self,
+        exchange: ProxiedExchange,
+        head: bytes,
+        client: asyncio.StreamReader,
+        to_client: asyncio.StreamWriter,
+    ) -> bool:
+        """Pass one exchange on, or spoil it; return whether the connection goes on."""
+        fault = exchange.fault
+        body = _body(client, exchange.headers)
+        if isinstance(fault, Answer):
+            async for _ in body:
+                pass
+            await self._answer_itself(exchange, fault, to_client)
+            return True
+        if isinstance(fault, (ResetRequest, StallRequest)):
+            if fault.after_bytes:
+                await client.readexactly(fault.after_bytes)
+            if isinstance(fault, StallRequest):
+                await self._stall(to_client)
+            to_client.transport.abort()
+            return False
+        server, to_server = await asyncio.open_connection(*self._upstream)
+        try:
+            to_server.write(head)
+            damage = isinstance(fault, DamageRequest)
+            async for chunk, is_data in body:
+                to_server.write(_turned(chunk) if damage and is_data else chunk)
+                damage = damage and not is_data
+                await to_server.drain()
+            return await self._answer(exchange, server, to_client)
+        finally:
+            await end(to_server)
+
+    async def _answer_itself(
+        self, exchange: ProxiedExchange, answer: Answer, to_client: asyncio.StreamWriter
+    ) -> None:
+        body = b"" if exchange.method == "HEAD" else answer.body
+        headers = {"Content-Length": str(len(body)), **answer.headers}
+        lines = [f"HTTP/1.1 {answer.status}", *(f"{name}: {value}" for name, value in headers.items())]
+        exchange.status = int(answer.status.split(" ")[0])
+        to_client.write("\r\n".join([*lines, "", ""]).encode() + body)
+        await to_client.drain()
+
+    async def _answer(
+        self, exchange: ProxiedExchange, server: asyncio.StreamReader, to_client: asyncio.StreamWriter
+    ) -> bool:
+        fault = exchange.fault
+        head = await _read_head(server)
+        if isinstance(fault, NoAnswer):
+            to_client.transport.abort()
+            return False
+        if isinstance(fault, DelayAnswer):
+            self.stalled.set()
+            await fault.until.wait()
+        first, headers = _parse(head)
+        exchange.status = int(first.split(" ")[1])
+        to_client.write(head)
+        if exchange.method == "HEAD" or exchange.status in {204, 304}:
+            await to_client.drain()
+            return True
+        limit = getattr(fault, "after_bytes", None)
+        damage = isinstance(fault, DamageAnswer)
+        async for chunk, is_data in _body(server, headers, until_end=True):
+            if limit is not None and is_data and len(chunk) >= limit:
+                to_client.write(chunk[:limit])
+                await to_client.drain()
+                await self._break_off(fault, to_client)
+                return False
+            if limit is not None and is_data:
+                limit -= len(chunk)
+            to_client.write(_turned(chunk) if damage and is_data else chunk)
+            damage = damage and not is_data
+            await to_client.drain()
+        assert limit is None, f"the answer was too short for {fault}"
+        return "content-length" in headers or "transfer-encoding" in headers
+
+    async def _break_off(self, fault: Fault | None, to_client: asyncio.StreamWriter) -> None:
+        if isinstance(fault, StallAnswer):
+            await self._stall(to_client)
+        if isinstance(fault, TruncateAnswer):
+            to_client.close()
+            await to_client.wait_closed()
+        to_client.transport.abort()
+
+    async def _stall(self, to_client: asyncio.StreamWriter) -> None:
+        self.stalled.set()
+        await to_client.wait_closed()
+
+
+@asynccontextmanager
+async def fault_proxy(upstream_url: str) -> AsyncIterator[FaultProxy]:
+    """Serve a proxy to a plain HTTP server on a port that the system picks."""
+    proxy = FaultProxy(upstream_url)
+    async with accepting(proxy.serve, limit=_LARGEST_HEAD) as port:
+        proxy.url = f"http://127.0.0.1:{port}"
+        yield proxy
+
+
+async def _read_head(reader: asyncio.StreamReader) -> bytes:
+    """Return a head with its empty line; nothing when the peer has ended the connection."""
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return b""
+
+
+def _parse(head: bytes) -> tuple[str, dict[str, str]]:
+    first, *lines = head.decode().split("\r\n")[:-2]
+    return first, {name.lower(): value.strip() for name, value in (line.split(":", 1) for line in lines)}
+
+
+async def _body(
+    reader: asyncio.StreamReader, headers: dict[str, str], *, until_end: bool = False
+) -> AsyncIterator[tuple[bytes, bool]]:
+    """Give a message's body piece by piece as it came, each with whether it is data (or framing)."""
+    if "chunked" in headers.get("transfer-encoding", ""):
+        size = -1
+        while size != 0:
+            line = await reader.readuntil(b"\r\n")
+            size = int(line.split(b";")[0], 16)
+            yield line, False
+            if size:
+                yield await reader.readexactly(size), True
+                yield await reader.readexactly(2), False
+        while (line := await reader.readuntil(b"\r\n")) != b"\r\n":
+            yield line, False
+        yield line, False
+    elif "content-length" in headers:
+        left = int(headers["content-length"])
+        while left:
+            piece = await reader.readexactly(min(_CHUNK, left))
+            left -= len(piece)
+            yield piece, True
+    elif until_end:
+        while piece := await reader.read(_CHUNK):
+            yield piece, True
+
+
+def _turned(piece: bytes) -> bytes:
+    return bytes([piece[0] ^ 1]) + piece[1:]

@@ -1,0 +1,101 @@
+"""What the Azure store reads from servers that answer short, damaged, or with other bytes than asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.azure_wire import STORED, content, store_of
+from tieringd.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from tests.support.raw_http import Exchange
+
+
+async def test_truncated_download_is_noticed():
+    """An answer that ends before its announced length is unavailable, and nobody asks again."""
+    requests = []
+
+    async def handle(exchange: Exchange) -> None:
+        requests.append(exchange.headers.get("x-ms-range"))
+        head = "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-99/100\r\nContent-Length: 100\r\n"
+        exchange.writer.write(f'{head}ETag: "v"\r\n\r\n'.encode() + b"only this")
+        await exchange.writer.drain()
+        exchange.reset()
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable):
+            await store.get("key")
+        with pytest.raises(StorageUnavailable):
+            await store.get_range("key", position=0, size_bytes=100)
+    assert requests == [None, "bytes=0-99"]
+
+
+@pytest.mark.parametrize("size", [7, 2 << 20])
+async def test_damaged_download_is_noticed(size):
+    """Bytes that do not match the checksum in the blob's metadata are not returned."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", content(size), x_ms_meta_crc32c="00000000", **STORED)
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match="checksum"):
+            await store.get("key")
+
+
+@pytest.mark.parametrize("text", ["", "nonsense"])
+async def test_blob_of_somebody_else_has_no_checksum(text):
+    """A blob without our metadata is read without being compared, and says so."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", b"content", x_ms_meta_crc32c=text, **STORED)
+
+    async with store_of(handle) as store:
+        data, info = await store.get("key")
+    assert (data, info.crc32c) == (b"content", None)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content_Range": "bytes 0-9/10"}], ids=["unsaid", "said"])
+async def test_range_is_cut_from_a_whole_answer(headers):
+    """A server that ignores the range and answers 200 with everything does no harm, whatever it adds."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("200 OK", b"0123456789", **STORED, **headers)
+
+    async with store_of(handle) as store:
+        assert await store.get_range("key", position=3, size_bytes=4) == b"3456"
+        assert await store.get_range("key", position=8, size_bytes=4) == b"89"
+        assert await store.get_range("key", position=10, size_bytes=4) == b""
+
+
+async def test_range_ends_with_the_object():
+    """Of a range that reaches past the end the bytes that exist are returned."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("206 Partial Content", b"89", Content_Range="bytes 8-9/10", **STORED)
+
+    async with store_of(handle) as store:
+        assert await store.get_range("key", position=8, size_bytes=4) == b"89"
+
+
+@pytest.mark.parametrize(
+    ("body", "content_range"),
+    [
+        pytest.param(b"contents", "bytes 0-7/100", id="elsewhere"),
+        pytest.param(b"part", "bytes 10-13/100", id="fewer"),
+        pytest.param(b"contents and more", "bytes 10-26/100", id="more"),
+        pytest.param(b"contents", "", id="unsaid"),
+        pytest.param(b"contents", "bytes 10-17/*", id="of-unknown-length"),
+        pytest.param(b"contents", "nonsense", id="nonsense"),
+    ],
+)
+async def test_range_that_is_not_the_one_asked_for_is_noticed(body, content_range):
+    """A partial answer of another place or length, or of none, is not returned."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.answer("206 Partial Content", body, Content_Range=content_range, **STORED)
+
+    async with store_of(handle) as store:
+        with pytest.raises(StorageUnavailable, match="get_range key in container archive: "):
+            await store.get_range("key", position=10, size_bytes=8)

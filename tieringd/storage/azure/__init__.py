@@ -1,0 +1,1 @@
+"""Azure Blob storage and ADLS Gen2."""

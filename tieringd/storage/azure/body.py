@@ -1,0 +1,97 @@
+"""
+The bodies of Azure uploads, checked while they are read.
+
+The service has no CRC32C, so we compare: the threads that read a file sum up its bytes, and the
+last of them leave only when the sum is the announced one. Over TLS nothing can change them
+after that. Without TLS the request carries an MD5 as well, which the service compares.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.storage.body import CHUNK_BYTES, FileBody
+from tieringd.storage.slices import truncated, unreadable
+from tieringd.storage.threads import finished
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from aiohttp.abc import AbstractStreamWriter
+
+    from tieringd.storage.base import FileSlice
+
+
+class CheckedBody(FileBody):
+    """
+    A `FileBody` that knows the CRC32C of what it sends.
+
+    *checksum_before* is that of the parts sent before this one; *expected* is the checksum up to
+    and with this part, or None when later parts follow.
+    """
+
+    def __init__(
+        self,
+        file_slice: FileSlice,
+        *,
+        executor: Executor,
+        stall_seconds: float,
+        checksum_before: int,
+        expected: int | None,
+    ) -> None:
+        super().__init__(file_slice, executor=executor, stall_seconds=stall_seconds)
+        self._checksum_before = checksum_before
+        self._expected = expected
+        self.checksum = checksum_before
+        """The checksum of everything read so far, the parts before included."""
+        self.is_rejected = False
+        """Whether the bytes have another checksum; then the last of them were never sent."""
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Write the whole slice, and sum it up anew."""
+        self.checksum = self._checksum_before
+        await super().write(writer)
+
+    async def _send_by_kernel(self, writer: AbstractStreamWriter) -> None:
+        # The kernel's shortcut would show us no byte.
+        await self._send_chunks(writer, self._slice.position)
+
+    def _read(self, size: int, position: int) -> bytes:
+        chunk = super()._read(size, position)
+        self.checksum = crc32c(chunk, self.checksum)
+        is_last = position + len(chunk) == self._slice.position + len(self)
+        if is_last and self._expected not in (None, self.checksum):
+            self.is_rejected = True
+            raise ConnectionAbortedError("the file's bytes have another checksum")
+        return chunk
+
+
+async def md5_of(file_slice: FileSlice, *, executor: Executor) -> bytes:
+    """
+    Return the MD5 of a slice, read in a thread that ends before this returns.
+
+    Raises:
+        LocalFileError: The file is shorter than its slice, or cannot be read.
+    """
+    is_over = threading.Event()
+    return await finished(executor.submit(_md5, file_slice, is_over), on_cancel=is_over.set)
+
+
+def _md5(file_slice: FileSlice, is_over: threading.Event) -> bytes:
+    digest = hashlib.md5(usedforsecurity=False)
+    position, end = file_slice.position, file_slice.position + file_slice.size_bytes
+    while position < end and not is_over.is_set():
+        try:
+            chunk = os.pread(file_slice.fd, min(CHUNK_BYTES, end - position), position)
+        except OSError as error:
+            raise unreadable(file_slice.fd, error) from error
+        if not chunk:
+            raise truncated(file_slice, position)
+        digest.update(chunk)
+        position += len(chunk)
+    return digest.digest()

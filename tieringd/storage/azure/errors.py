@@ -1,0 +1,160 @@
+"""
+What an Azure Blob request's failure means to a caller: one table, used by every operation.
+
+Nothing of the SDK or aiohttp is visible above this page. The service names its errors in a
+header, for HEAD as well; the name decides where it is known, and the HTTP status otherwise.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
+
+from tieringd.errors import (
+    BucketNotFound,
+    ChecksumRejected,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+)
+from tieringd.storage import calls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from tieringd.errors import TieringError
+
+_LOST_CODES = {
+    "BlobAlreadyExists",
+    "BlobNotFound",  # A swap of a blob that is gone: If-Match needs one.
+    "ConditionNotMet",
+    "ResourceNotFound",
+    "TargetConditionNotMet",
+}
+_LOST_STATUSES = {409, 412}
+_MISSING_CODES = {"BlobNotFound", "PathNotFound", "ResourceNotFound"}
+_NO_CONTAINER_CODES = {"ContainerBeingDeleted", "ContainerNotFound", "FilesystemNotFound"}
+_CHECKSUM_CODES = {"Crc64Mismatch", "Md5Mismatch"}
+_DENIED_CODES = {
+    "AccountIsDisabled",
+    "AuthenticationFailed",
+    "AuthorizationFailure",
+    "BlobImmutableDueToPolicy",
+    "ContainerDisabled",
+    "InsufficientAccountPermissions",
+    "InvalidAuthenticationInfo",
+    "KeyBasedAuthenticationNotPermitted",
+    "NoAuthenticationInformation",
+    "PublicAccessNotPermitted",
+    "UnauthorizedBlobOverwrite",
+}
+_DENIED_STATUSES = {401, 403}
+# The service answers these when it has refused to begin, or when the request as it stands cannot be done.
+_NOT_DONE_CODES = {
+    "AccountBeingCreated",
+    "IncompleteBody",
+    "InvalidBlobOrBlock",
+    "InvalidBlockList",  # Another commit of the same name dropped our blocks: upload them again.
+    "ServerBusy",
+}
+_THROTTLED = 429
+_FAILED_CODES = {"InternalError", "OperationTimedOut"}
+_RETRYABLE_STATUSES = {408, 429}
+_REFUSED_FROM = 400
+_FAILED_FROM = 500
+
+_HINTS = {
+    "AuthorizationPermissionMismatch": "give the identity the role Storage Blob Data Contributor",
+    "BlobArchived": "the blob is in the archive tier: rehydrate it, and keep lifecycle rules off the prefix",
+    "BlobImmutableDueToPolicy": "an immutability policy holds the blob: exempt the prefix, or keep it longer",
+    "KeyBasedAuthenticationNotPermitted": "the account refuses shared keys: name an identity in "
+    "cloud_storage_credentials_source",
+    "LeaseIdMissing": "somebody holds a lease on the blob: release it",
+    "SnapshotsPresent": "the blob has snapshots, which are not ours to delete: delete them first",
+}
+_CREDENTIALS_HINT = (
+    "check cloud_storage_azure_storage_account, cloud_storage_azure_shared_key (or the identity's role, "
+    "where there is no key), the account's network rules and this machine's clock"
+)
+
+
+class Call(calls.Call):
+    """One request; Azure says container."""
+
+    noun = "container"
+
+
+@contextmanager
+def translated(call: Call) -> Iterator[None]:
+    """Raise what the block raises as errors of our tree."""
+    try:
+        yield
+    except HttpResponseError as error:
+        response: Any = error.response
+        if response is not None and response.status_code >= _REFUSED_FROM:
+            raise from_answer(call, response.status_code, response.headers) from error
+        if isinstance(error, ClientAuthenticationError):
+            raise StorageDenied(
+                f"{call.subject}: the request cannot be signed", key=call.key, hint=_CREDENTIALS_HINT
+            ) from error
+        raise calls.unanswered(call, error.__cause__ or error) from error
+    except (AzureError, aiohttp.ClientError, OSError) as error:
+        raise calls.unanswered(call, error.__cause__ or error) from error
+
+
+def from_answer(call: Call, status: int, headers: Mapping[str, str], said: str = "") -> TieringError:
+    """Return the error that a status, and the code among the headers, stand for."""
+    code = headers.get("x-ms-error-code") or ""
+    if code in _NO_CONTAINER_CODES:
+        return container_not_found(call, code)
+    if call.is_conditional_put and (code in _LOST_CODES or (not code and status in {404, *_LOST_STATUSES})):
+        return PreconditionFailed(f"{call.subject}: another writer came first", key=call.key)
+    if code in _MISSING_CODES or (not code and status == 404):  # noqa: PLR2004
+        return ObjectNotFound(f"{call.subject}: there is no such object", key=call.key)
+    return _by_class(call, code, status, headers, said)
+
+
+def _by_class(call: Call, code: str, status: int, headers: Mapping[str, str], said: str) -> TieringError:
+    text = f"{call.subject}: {code or status} {said}".rstrip()
+    if code in _CHECKSUM_CODES:
+        return ChecksumRejected(text, key=call.key, hint="nothing was stored")
+    if (
+        code in _NOT_DONE_CODES
+        or code in _FAILED_CODES
+        or status in _RETRYABLE_STATUSES
+        or status >= _FAILED_FROM
+    ):
+        # A busy service has refused to begin. A 503 without a code is a gateway's, which may have lost the
+        # service's answer.
+        is_not_done = code in _NOT_DONE_CODES or status == _THROTTLED
+        return StorageUnavailable(
+            text,
+            retry_after_seconds=retry_after_seconds(headers),
+            outcome_unknown=not is_not_done and call.may_have_effect(),
+        )
+    if code in _DENIED_CODES or status in _DENIED_STATUSES:
+        return StorageDenied(text, key=call.key, hint=_HINTS.get(code, _CREDENTIALS_HINT))
+    return StorageError(text, key=call.key, hint=_HINTS.get(code))
+
+
+def container_not_found(call: Call, code: str) -> BucketNotFound:
+    """Return the error that names the container and what to do about it."""
+    state = "is being deleted" if code == "ContainerBeingDeleted" else "does not exist"
+    return BucketNotFound(
+        f"{call.subject}: the container {call.bucket} {state}",
+        key=call.key,
+        hint="create it, or check cloud_storage_azure_container and cloud_storage_azure_storage_account",
+    )
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """Return the wait that an answer asks for: in milliseconds, in seconds, or as a date."""
+    milliseconds = headers.get("x-ms-retry-after-ms") or headers.get("retry-after-ms") or ""
+    if milliseconds.strip().isdigit():
+        return int(milliseconds) / 1000
+    return calls.retry_after_seconds(headers.get("Retry-After"))

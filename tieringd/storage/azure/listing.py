@@ -1,0 +1,137 @@
+"""
+Listings of a container, page by page, with the contract's keys on top of Azure's markers.
+
+Azure goes on from a marker of its own, never from a key. The markers that recent pages ended at
+are kept, so the next page costs one request. From any other key a listing begins anew and skips,
+5000 keys a request: that is for a restart, not for every page.
+
+The documents are parsed here and not by the SDK, which takes 140 ms of the event loop for a
+thousand entries. Directories of a hierarchical namespace are entries like others; they are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+from xml.etree import ElementTree as ET
+
+from tieringd.errors import StorageUnavailable
+from tieringd.storage.azure.errors import Call
+from tieringd.storage.base import ListPage, ObjectInfo
+
+if TYPE_CHECKING:
+    from tieringd.storage.azure.requests import Requests
+
+_OK = frozenset({200})
+_PAGE_LIMIT = 5000
+_REMEMBERED_PAGES = 256
+_IN_THREAD_FROM_BYTES = 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a listing goes on."""
+
+    marker: str | None
+    skips: bool
+    """Whether keys come first that an earlier page had already."""
+
+
+class Listing:
+    """The listings of one container, below one prefix."""
+
+    def __init__(self, requests: Requests, *, container: str, key_prefix: str) -> None:
+        self._requests = requests
+        self._container = container
+        self._key_prefix = key_prefix
+        self._places: OrderedDict[tuple[str, str], _Place] = OrderedDict()
+
+    async def page(self, prefix: str, *, start_after: str | None, limit: int) -> ListPage:
+        """Return up to *limit* objects after *start_after*; fewer only at the end."""
+        place = self._places.get((prefix, start_after or "")) or _Place(None, skips=start_after is not None)
+        marker, found = place.marker, list[ObjectInfo]()
+        after = (start_after or "").encode() if place.skips else b""
+        while True:
+            begun_at = marker
+            wanted = _PAGE_LIMIT if after and not found else limit - len(found)
+            entries, marker = await self._entries(prefix, marker, wanted)
+            found += [info for info in entries if info.key.encode() > after]
+            if len(found) >= limit or marker is None:
+                break
+        if len(found) > limit:
+            next_place = _Place(begun_at, skips=True)
+        elif marker is not None:
+            next_place = _Place(marker, skips=False)
+        else:
+            return ListPage(tuple(found), None)
+        last_key = found[limit - 1].key
+        self._remember(prefix, last_key, next_place)
+        return ListPage(tuple(found[:limit]), last_key)
+
+    async def _entries(
+        self, prefix: str, marker: str | None, limit: int
+    ) -> tuple[list[ObjectInfo], str | None]:
+        """Return the objects of one answer, and where the next begins."""
+        call = Call(f"list {prefix}*", self._container)
+        query = f"?restype=container&comp=list&include=metadata&maxresults={limit}"
+        for name, value in (("prefix", self._key_prefix + prefix), ("marker", marker)):
+            query += f"&{name}={quote(value, safe='')}" if value else ""
+        answer = await self._requests.send(call, "GET", "", query=query, accept=_OK)
+        try:
+            if len(answer.data) < _IN_THREAD_FROM_BYTES:
+                return _parsed(answer.data, self._key_prefix)
+            return await asyncio.to_thread(_parsed, answer.data, self._key_prefix)
+        except (ET.ParseError, KeyError, ValueError) as error:
+            raise StorageUnavailable(f"{call.subject}: the answer is no listing ({error!r})") from error
+
+    def _remember(self, prefix: str, last_key: str, place: _Place) -> None:
+        self._places[prefix, last_key] = place
+        self._places.move_to_end((prefix, last_key))
+        while len(self._places) > _REMEMBERED_PAGES:
+            self._places.popitem(last=False)
+
+
+def parse_crc32c(text: str | None) -> int | None:
+    """Return the checksum that we wrote; None for a blob that somebody else put there."""
+    try:
+        return int(text, 16) if text else None
+    except ValueError:
+        return None
+
+
+def parse_date_ms(text: str) -> int:
+    """Return the time that an HTTP date tells."""
+    return int(parsedate_to_datetime(text).timestamp() * 1000)
+
+
+def _parsed(document: bytes, key_prefix: str) -> tuple[list[ObjectInfo], str | None]:
+    # The document is the store's own, and expat bounds what entities expand to.
+    root = ET.fromstring(document)  # noqa: S314
+    blobs = root.find("Blobs")
+    if blobs is None:
+        raise ValueError("it has no Blobs")
+    found = [info for blob in blobs.iter("Blob") if (info := _listed(blob, key_prefix)) is not None]
+    return found, root.findtext("NextMarker") or None
+
+
+def _listed(blob: ET.Element, key_prefix: str) -> ObjectInfo | None:
+    name = blob.find("Name")
+    metadata = {each.tag.lower(): each.text for each in blob.iterfind("Metadata/*")}
+    properties = {each.tag: each.text or "" for each in blob.iterfind("Properties/*")}
+    if name is None or name.text is None:
+        raise ValueError("an entry has no Name")
+    if metadata.get("hdi_isfolder") == "true" or properties.get("ResourceType") == "directory":
+        return None
+    # Names that XML cannot hold come percent-encoded.
+    key = unquote(name.text) if name.get("Encoded") == "true" else name.text
+    return ObjectInfo(
+        key.removeprefix(key_prefix),
+        int(properties["Content-Length"]),
+        '"' + properties["Etag"].strip('"') + '"',  # Headers have the quotes, listings have not.
+        parse_crc32c(metadata.get("crc32c")),
+        parse_date_ms(properties["Last-Modified"]),
+    )

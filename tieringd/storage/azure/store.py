@@ -1,0 +1,303 @@
+"""
+Azure Blob storage and ADLS Gen2, through azure-storage-blob.
+
+Versions are ETags. Retries are off (`storage.resilient` retries).
+
+What is verified: the service keeps no CRC32C, so it is kept in the blob's metadata, written by the
+same request as the blob, and `get` compares it with what arrives. A put compares the announced
+checksum with the bytes as they are read, and never sends the last of a file that differs: nothing
+is stored. On the way, TLS authenticates every record. Bytes in memory, and files sent without TLS,
+carry an MD5 that the service compares. Files over TLS do not: an MD5 of every segment would
+cost more of the broker's processor than all the rest of an upload, and find nothing more.
+
+Large files go up as blocks, which one last request makes a blob. Blocks of an upload that failed
+have no name in any listing, and the service drops them after a week.
+
+With a hierarchical namespace directories are left out of listings, and a key cannot be both an
+object and the beginning of another's path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import os
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c as crc32c_of
+
+from tieringd.errors import ChecksumRejected, ObjectNotFound, StorageError, StorageUnavailable, TieringError
+from tieringd.storage.azure.body import CheckedBody, md5_of
+from tieringd.storage.azure.errors import Call
+from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
+from tieringd.storage.azure.requests import Requests, is_encrypted
+from tieringd.storage.base import FileSlice, IfAbsent, ListPage, ObjectInfo
+from tieringd.storage.ranges import ranged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tieringd.storage.azure.requests import Answer
+    from tieringd.storage.azure.settings import AzureSettings
+    from tieringd.storage.base import Body, Condition
+
+_OK = frozenset({200})
+_CREATED = frozenset({201})
+_RANGE = frozenset({200, 206, 416})
+_GONE = frozenset({202})
+_IN_THREAD_FROM_BYTES = 1 << 20  # Less is hashed sooner than a thread is told about it.
+
+
+class AzureStore:
+    """A container of an Azure storage account. Build it with `open`, inside the loop that uses it."""
+
+    def __init__(self, settings: AzureSettings, requests: Requests, resources: AsyncExitStack) -> None:
+        self._settings = settings
+        self._container = settings.container
+        self._prefix = f"{settings.prefix.strip('/')}/" if settings.prefix.strip("/") else ""
+        self._is_encrypted = is_encrypted(settings)
+        self._requests = requests
+        self._resources = resources
+        self._listing = Listing(requests, container=self._container, key_prefix=self._prefix)
+
+    @classmethod
+    async def open(cls, settings: AzureSettings) -> AzureStore:
+        """
+        Build the client. Nothing is sent yet.
+
+        Raises:
+            ConfigError: The endpoint, the credentials or a file of the settings cannot be used.
+        """
+        async with AsyncExitStack() as resources:
+            requests = await Requests.open(settings, resources)
+            return cls(settings, requests, resources.pop_all())
+        raise AssertionError("an exit stack swallows nothing")
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """Store an object: in one request, or in blocks when it is large."""
+        call = Call("put", self._container, key, is_conditional_put=condition is not None)
+        headers = self._blob_headers(crc32c, condition)
+        if isinstance(body, FileSlice) and body.size_bytes:
+            size_bytes = body.size_bytes
+            if size_bytes <= self._settings.single_put_bytes:
+                answer, _ = await self._put_file(call, body, "", headers, checksum_before=0, expected=crc32c)
+            else:
+                answer = await self._put_blocks(call, body, crc32c, headers)
+        else:
+            data = b"" if isinstance(body, FileSlice) else body
+            answer, size_bytes = await self._put_bytes(call, data, crc32c, headers), len(data)
+        return ObjectInfo(key, size_bytes, answer.headers["ETag"], crc32c, _modified_ms(answer.headers))
+
+    def _blob_headers(self, crc32c: int, condition: Condition | None) -> dict[str, str]:
+        headers = {
+            "x-ms-blob-type": "BlockBlob",
+            "Content-Type": "application/octet-stream",
+            "x-ms-meta-crc32c": f"{crc32c:08x}",
+        }
+        if self._settings.access_tier is not None:
+            headers["x-ms-access-tier"] = self._settings.access_tier
+        if condition is not None:
+            name, value = (
+                ("If-None-Match", "*") if isinstance(condition, IfAbsent) else ("If-Match", condition.version)
+            )
+            headers[name] = value
+        return headers
+
+    async def _put_bytes(self, call: Call, data: bytes, crc32c: int, headers: dict[str, str]) -> Answer:
+        checksum, md5 = (
+            _checksums(data)
+            if len(data) < _IN_THREAD_FROM_BYTES
+            else await asyncio.to_thread(_checksums, data)
+        )
+        if checksum != crc32c:
+            raise _rejected(call)
+        call.may_have_effect = lambda: True
+        headers["Content-MD5"] = _base64(md5)
+        return await self._requests.send(
+            call, "PUT", self._prefix + str(call.key), headers=headers, content=data, accept=_CREATED
+        )
+
+    async def _put_file(
+        self,
+        call: Call,
+        file_slice: FileSlice,
+        query: str,
+        headers: Mapping[str, str],
+        *,
+        checksum_before: int,
+        expected: int | None,
+    ) -> tuple[Answer, int]:
+        """Send a file, or a block of one, and return the checksum up to its end as well."""
+        if not self._is_encrypted:
+            md5 = await md5_of(file_slice, executor=self._requests.executor)
+            headers = {**headers, "Content-MD5": _base64(md5)}
+        body = CheckedBody(
+            file_slice,
+            executor=self._requests.executor,
+            stall_seconds=self._requests.stall_seconds,
+            checksum_before=checksum_before,
+            expected=expected,
+        )
+        if not query:
+            call.may_have_effect = lambda: body.is_sent
+        try:
+            answer = await self._requests.send(
+                call,
+                "PUT",
+                self._prefix + str(call.key),
+                query=query,
+                headers=headers,
+                content=body,
+                accept=_CREATED,
+            )
+        except StorageUnavailable as error:
+            if body.failure is not None:
+                raise body.failure from error
+            if body.is_rejected:
+                raise _rejected(call) from error
+            raise
+        finally:
+            await body.stop()
+        return answer, body.checksum
+
+    async def _put_blocks(
+        self, call: Call, file_slice: FileSlice, crc32c: int, headers: dict[str, str]
+    ) -> Answer:
+        """Upload blocks one after the other, and make them a blob: the condition decides then."""
+        # Blocks belong to a name until they are committed; two uploads of it must not mix theirs.
+        upload, names, checksum = os.urandom(12).hex(), list[str](), 0
+        end = file_slice.position + file_slice.size_bytes
+        staging = Call(call.operation, call.bucket, call.key)
+        for position in range(file_slice.position, end, self._settings.block_bytes):
+            part = FileSlice(file_slice.fd, position, min(self._settings.block_bytes, end - position))
+            names.append(base64.urlsafe_b64encode(f"{upload}{len(names):06d}".encode()).decode())
+            _, checksum = await self._put_file(
+                staging,
+                part,
+                f"?comp=block&blockid={names[-1]}",
+                {"Content-Type": "application/octet-stream"},
+                checksum_before=checksum,
+                expected=crc32c if position + part.size_bytes == end else None,
+            )
+        blocks = "".join(f"<Uncommitted>{name}</Uncommitted>" for name in names)
+        headers = {
+            **{name: value for name, value in headers.items() if name != "x-ms-blob-type"},
+            "Content-Type": "application/xml",
+            "x-ms-blob-content-type": "application/octet-stream",
+        }
+        call.may_have_effect = lambda: True
+        return await self._requests.send(
+            call,
+            "PUT",
+            self._prefix + str(call.key),
+            query="?comp=blocklist",
+            headers=headers,
+            content=f'<?xml version="1.0" encoding="utf-8"?><BlockList>{blocks}</BlockList>'.encode(),
+            accept=_CREATED,
+        )
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return an object whole, its checksum checked where the blob has one."""
+        call = Call("get", self._container, key)
+        answer = await self._requests.send(call, "GET", self._prefix + key, accept=_OK)
+        info = _info(key, answer.headers, size_bytes=len(answer.data))
+        if info.crc32c is not None and await _crc32c(answer.data) != info.crc32c:
+            raise StorageUnavailable(f"{call.subject}: the bytes that arrived have another checksum")
+        return answer.data, info
+
+    async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
+        """Return the bytes of a range in one request."""
+        if size_bytes == 0:
+            await self.head(key)
+            return b""
+        call = Call("get_range", self._container, key)
+        wanted = {"x-ms-range": f"bytes={position}-{position + size_bytes - 1}"}
+        answer = await self._requests.send(call, "GET", self._prefix + key, headers=wanted, accept=_RANGE)
+        return ranged(
+            call,
+            answer.data,
+            status=answer.status,
+            content_range=answer.headers.get("Content-Range"),
+            position=position,
+            size_bytes=size_bytes,
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return an object's size, version and checksum."""
+        call = Call("head", self._container, key)
+        answer = await self._requests.send(call, "HEAD", self._prefix + key, accept=_OK)
+        return _info(key, answer.headers, size_bytes=int(answer.headers["Content-Length"]))
+
+    async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
+        """Return one page of a listing."""
+        return await self._listing.page(prefix, start_after=start_after, limit=limit)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """
+        Delete objects, one request each, as many at a time as there are connections.
+
+        Raises:
+            TieringError: Some objects were not deleted; the first one's error, which counts the rest.
+        """
+        left = iter(keys)
+        workers = min(len(keys), self._settings.max_connections)
+        results = await asyncio.gather(*(self._delete_from(left) for _ in range(workers)))
+        errors = [error for result in results for error in result]
+        if errors:
+            # A missing container or a denial says more than a server that was busy for one key.
+            first = next((each for each in errors if isinstance(each, StorageError)), errors[0])
+            first.hint = f"{len(errors)} of {len(keys)} objects were not deleted; {first.hint or 'try again'}"
+            raise first
+
+    async def _delete_from(self, keys: Iterable[str]) -> list[TieringError]:
+        errors: list[TieringError] = []
+        for key in keys:
+            call = Call("delete", self._container, key)
+            try:
+                await self._requests.send(call, "DELETE", self._prefix + key, accept=_GONE)
+            except ObjectNotFound:
+                continue
+            except TieringError as error:
+                errors.append(error)
+        return errors
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._resources.aclose()
+
+
+def _checksums(data: bytes) -> tuple[int, bytes]:
+    return crc32c_of(data), hashlib.md5(data, usedforsecurity=False).digest()
+
+
+async def _crc32c(data: bytes) -> int:
+    if len(data) < _IN_THREAD_FROM_BYTES:
+        return int(crc32c_of(data))
+    return int(await asyncio.to_thread(crc32c_of, data))
+
+
+def _rejected(call: Call) -> ChecksumRejected:
+    return ChecksumRejected(
+        f"{call.subject}: the bytes have another checksum than announced",
+        key=call.key,
+        hint="nothing was stored",
+    )
+
+
+def _info(key: str, headers: Mapping[str, str], *, size_bytes: int) -> ObjectInfo:
+    checksum = parse_crc32c(headers.get("x-ms-meta-crc32c"))
+    return ObjectInfo(key, size_bytes, headers["ETag"], checksum, _modified_ms(headers))
+
+
+def _modified_ms(headers: Mapping[str, str]) -> int:
+    moment = headers.get("Last-Modified")
+    return parse_date_ms(moment) if moment else time.time_ns() // 1_000_000
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

@@ -1,0 +1,162 @@
+"""
+What Cloud Storage answers: whole answers, and the facts about objects in them.
+
+Three shapes hold the same facts: an object's JSON document, an entry of a listing, and the
+headers of its bytes. An answer that lacks one of them comes from something that is no Cloud
+Storage server, and is never guessed at.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any
+
+from tieringd.errors import StorageUnavailable
+from tieringd.storage.base import ObjectInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tieringd.storage.calls import Call
+
+OBJECT_FIELDS = "size,generation,crc32c,updated"
+"""What is asked for of an object; the rest of its document would cost more than a small object."""
+
+LISTED_FIELDS = f"nextPageToken,items(name,{OBJECT_FIELDS})"
+
+_TEXT_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One whole answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def reason(self) -> str:
+        """Return the first reason of Google's error document, or nothing."""
+        return self._said()[0]
+
+    @property
+    def text(self) -> str:
+        """Return what the answer says of the failure, in one line."""
+        return self._said()[1]
+
+    @property
+    def names_the_object(self) -> bool:
+        """Say whether a 404 is explicitly about the object."""
+        return "no such object" in self.text.lower()
+
+    @property
+    def names_the_bucket(self) -> bool:
+        """Say whether a 404 is explicitly about the bucket."""
+        return "bucket does not exist" in self.text.lower()
+
+    def _said(self) -> tuple[str, str]:
+        text = self.body[: 4 * _TEXT_CHARACTERS].decode(errors="replace")
+        try:
+            error = json.loads(self.body)["error"]
+            text = str(error["message"])
+            reason = str(error["errors"][0]["reason"])
+        except (ValueError, KeyError, TypeError, IndexError):
+            # Media requests are answered in plain text, and proxies answer what they like.
+            reason = ""
+        return reason, " ".join(text.split())[:_TEXT_CHARACTERS]
+
+
+def document_of(call: Call, answer: Answer) -> dict[str, Any]:
+    """
+    Return an answer's JSON document.
+
+    Raises:
+        StorageUnavailable: It is none.
+    """
+    try:
+        document = json.loads(answer.body)
+    except ValueError as error:
+        raise malformed(call, "is not JSON") from error
+    if not isinstance(document, dict):
+        raise malformed(call, "is not a JSON object")
+    return document
+
+
+def info_of_document(call: Call, key: str, document: Mapping[str, Any]) -> ObjectInfo:
+    """
+    Return what an object's document, or its entry in a listing, says.
+
+    Raises:
+        StorageUnavailable: It lacks what every object has.
+    """
+    try:
+        return ObjectInfo(
+            key,
+            int(document["size"]),
+            str(int(document["generation"])),
+            decoded_crc32c(document.get("crc32c")),
+            _milliseconds(datetime.fromisoformat(document["updated"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise malformed(call, f"does not describe an object ({error})") from error
+
+
+def info_of_media(call: Call, key: str, answer: Answer) -> ObjectInfo:
+    """
+    Return what the headers beside an object's bytes say.
+
+    Raises:
+        StorageUnavailable: They lack what every object has.
+    """
+    # crc32c=AAAAAA==,md5=..., in one header or in several.
+    hashes = dict(
+        each.strip().partition("=")[::2] for each in answer.headers.get("x-goog-hash", "").split(",")
+    )
+    try:
+        return ObjectInfo(
+            key,
+            len(answer.body),
+            answer.headers["x-goog-generation"],
+            decoded_crc32c(hashes.get("crc32c")),
+            _milliseconds(parsedate_to_datetime(answer.headers["last-modified"])),
+        )
+    except (KeyError, ValueError) as error:
+        raise malformed(call, f"does not describe an object ({error})") from error
+
+
+def encoded_crc32c(value: int) -> str:
+    """Return a checksum as Google writes it: base64 of its four bytes, the highest first."""
+    return base64.b64encode(value.to_bytes(4, "big")).decode()
+
+
+def decoded_crc32c(text: str | None) -> int | None:
+    """
+    Return the value of a checksum in Google's writing.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if text is None:
+        return None
+    data = base64.b64decode(text, validate=True)
+    if len(data) != 4:  # noqa: PLR2004 - 32 bits
+        raise ValueError(f"{text} is no CRC32C")
+    return int.from_bytes(data, "big")
+
+
+def _milliseconds(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)
+
+
+def malformed(call: Call, what: str) -> StorageUnavailable:
+    """Return the error of a success whose answer does not say what it must."""
+    return StorageUnavailable(
+        f"{call.subject}: the answer {what}",
+        outcome_unknown=call.may_have_effect(),
+        hint="check that cloud_storage_api_endpoint is a Cloud Storage server",
+    )

@@ -1,0 +1,224 @@
+"""
+The way to Cloud Storage: gcloud-aio's session and token, and one function that every request takes.
+
+Requests go through the library's session, not through its calls for single operations: those hold
+bodies in memory, give up after 30 seconds, repeat uploads, and raise errors that carry the access
+token. An answer is returned whole. Tokens travel on a session of their own, so a refresh never
+waits for a connection that uploads hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+from gcloud.aio.storage import Storage
+
+from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound
+from tieringd.storage.calls import Call, send_once
+from tieringd.storage.gcs.answers import Answer
+from tieringd.storage.gcs.credentials import (
+    GcsToken,
+    account_token,
+    instance_token,
+    no_token,
+    read_service_account,
+)
+from tieringd.storage.gcs.errors import bucket_not_found, from_answer, token_refused, translated
+from tieringd.storage.receive import receive
+from tieringd.storage.tls_connector import TlsConnector
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tieringd.storage.gcs.settings import GcsSettings
+    from tieringd.storage.gcs.upload import RelatedBody
+
+_HEADERS = {"User-Agent": "tieringd", "Accept-Encoding": "identity"}
+
+
+class GcsClient:
+    """Sends requests about one bucket. Build it with `open`, inside the loop that uses it."""
+
+    def __init__(
+        self, settings: GcsSettings, storage: Storage, token: GcsToken, resources: AsyncExitStack
+    ) -> None:
+        self._is_anonymous = settings.is_anonymous
+        self.stall_seconds = settings.read_timeout_seconds
+        self.executor = ThreadPoolExecutor(settings.max_connections, thread_name_prefix="tieringd-gcs")
+        """Its threads move the bytes of large bodies; there are at most as many as connections."""
+        resources.callback(self.executor.shutdown, wait=False)
+        self._bucket = settings.bucket
+        bucket = quote(settings.bucket, safe="")
+        self.objects_url = f"{settings.api_root}/storage/v1/b/{bucket}/o"
+        self.uploads_url = f"{settings.api_root}/upload/storage/v1/b/{bucket}/o"
+        self._storage = storage
+        self._token = token
+        self._resources = resources
+
+    @classmethod
+    async def open(cls, settings: GcsSettings) -> GcsClient:
+        """
+        Build the client. Nothing is sent yet.
+
+        Raises:
+            ConfigError: The endpoint or a file of the settings cannot be used.
+        """
+        _check_endpoint(settings)
+        async with AsyncExitStack() as resources:
+            session = await resources.enter_async_context(
+                _session(settings, settings.api_root, tls=await asyncio.to_thread(_tls, settings))
+            )
+            token = await _token(settings, resources)
+            resources.push_async_callback(token.aclose)
+            # It takes any root of the API for a development server, which gets no token, unless it is told.
+            storage = Storage(
+                token=token,
+                session=session,  # type: ignore[arg-type] # Its annotations mean requests.Session here.
+                api_root=settings.api_root,
+                api_is_dev=settings.is_anonymous,
+            )
+            return cls(settings, storage, token, resources.pop_all())
+        raise AssertionError("an exit stack swallows nothing")
+
+    def object_url(self, name: str) -> str:
+        """Return the URL of an object, by its whole name."""
+        return f"{self.objects_url}/{quote(name, safe='')}"
+
+    async def request(
+        self,
+        call: Call,
+        method: str,
+        url: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: RelatedBody | None = None,
+        accept: frozenset[int] = frozenset(),
+    ) -> Answer:
+        """
+        Return the answer, if it is a success or its status is one to *accept*.
+
+        Raises:
+            TieringError: What any other answer, or the lack of one, stands for.
+        """
+        token = None if self._is_anonymous else await self._token.get()
+        authorization = {} if token is None else {"Authorization": f"Bearer {token}"}
+        with translated(call):
+            response = await self._storage.session.request(
+                method,
+                url,
+                {**authorization, **(headers or {})},
+                auto_raise_for_status=False,
+                params=params,
+                data=body,
+                allow_redirects=False,
+            )
+            async with response:
+                # Google sends each hash in a header of its own.
+                answer = Answer(
+                    response.status,
+                    {name.lower(): ",".join(response.headers.getall(name)) for name in response.headers},
+                    await receive(response, executor=self.executor, stall_seconds=self.stall_seconds),
+                )
+        if token is not None:
+            if answer.status == HTTPStatus.UNAUTHORIZED:
+                raise token_refused(call, answer, may_recover=self._token.refused(token))
+            self._token.accepted(token)
+        if answer.status in accept or HTTPStatus.OK <= answer.status < HTTPStatus.MULTIPLE_CHOICES:
+            return answer
+        error = from_answer(call, answer)
+        if isinstance(error, ObjectNotFound) and not answer.names_the_object:
+            await self.require_bucket(call)
+        raise error
+
+    async def require_bucket(self, call: Call) -> None:
+        """
+        Ask for the bucket itself, after a 404 that may mean either.
+
+        A listing, because the rights that objects take do not include the bucket's own document.
+
+        Raises:
+            BucketNotFound: It does not exist.
+        """
+        try:
+            await self.request(
+                Call(call.operation, self._bucket), "GET", self.objects_url, params={"maxResults": "1"}
+            )
+        except BucketNotFound as error:
+            raise bucket_not_found(call) from error
+
+    async def close(self) -> None:
+        """Close the connections. Closing twice is allowed."""
+        await self._resources.aclose()
+
+
+def _check_endpoint(settings: GcsSettings) -> None:
+    parts = urlsplit(settings.api_root)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or " " in parts.netloc:
+        raise ConfigError(f"cloud_storage_api_endpoint: {settings.endpoint} is not the address of a server")
+
+
+async def _token(settings: GcsSettings, resources: AsyncExitStack) -> GcsToken:
+    source = settings.credentials_source
+    if source == "config_file":
+        if settings.service_account_file is None:
+            raise ConfigError(
+                "cloud_storage_credentials_source: config_file needs the file of a service account",
+                hint="set cloud_storage_gcs_credentials_file",
+            )
+        account = await asyncio.to_thread(read_service_account, settings.service_account_file)
+        tls = await asyncio.to_thread(_tls, settings, besides_system=True)
+        session = await resources.enter_async_context(_session(settings, account["token_uri"], tls=tls))
+        return account_token(account, session)
+    # The metadata server is on this machine's own link: no proxy stands before it.
+    session = await resources.enter_async_context(_session(settings, None))
+    if source == "anonymous":
+        return no_token(session)
+    return instance_token(session, metadata_host=settings.metadata_host)
+
+
+def _session(
+    settings: GcsSettings, proxied_url: str | None, *, tls: ssl.SSLContext | bool = True
+) -> aiohttp.ClientSession:
+    session = aiohttp.ClientSession(
+        connector=TlsConnector(
+            ssl=tls, limit=settings.max_connections, keepalive_timeout=settings.max_idle_seconds
+        ),
+        timeout=aiohttp.ClientTimeout(
+            total=None,
+            sock_connect=settings.connect_timeout_seconds,
+            sock_read=settings.read_timeout_seconds,
+        ),
+        headers=_HEADERS,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        # Found once: aiohttp would look into the environment, and for a .netrc, at every request.
+        proxy=None if proxied_url is None else _proxy(proxied_url),
+    )
+    send_once(session)
+    return session
+
+
+def _proxy(url: str) -> str | None:
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+
+
+def _tls(settings: GcsSettings, *, besides_system: bool = False) -> ssl.SSLContext:
+    path = settings.trust_file
+    try:
+        context = ssl.create_default_context(cafile=None if besides_system else path)
+        if besides_system and path is not None:
+            context.load_verify_locations(cafile=path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"cloud_storage_trust_file: {path} cannot be read as PEM certificates: {error}"
+        ) from error
+    return context

@@ -1,0 +1,243 @@
+"""
+Access tokens for Google Cloud Storage: fetched, refreshed before they expire, dropped when refused.
+
+How a token is asked for (a signed assertion, or the metadata server) is gcloud-aio's business.
+When it is asked for is ours: one refresh for all who wait, no retries of its own (the library
+repeats five times over a minute; `storage.resilient` has the deadline), and a caller that is
+cancelled does not take the refresh away from the others.
+
+No token, assertion or key ever gets into an error: what a token endpoint says is cut down to its
+code and its description, and foreign exceptions that could quote more are not chained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import aiohttp
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from gcloud.aio.auth import Token
+
+from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
+from tieringd.storage.calls import TRUST_HINT, retry_after_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.errors import TieringError
+
+SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+DEFAULT_METADATA_HOST = "metadata.google.internal"
+
+_METADATA_PATH = "/computeMetadata/v1/instance/service-accounts/default/token"
+_TIMEOUT_SECONDS = 10
+_PAUSE_SECONDS = 10.0
+"""Between attempts to refresh early: the old token still works, so nobody is in a hurry."""
+
+_SECRET = re.compile(r"[\w./+=-]{40,}")
+_HEADER_SAFE = re.compile(r"[!-~]+")
+_BUSY_STATUSES = {408, 429}
+_REFUSED_FROM, _FAILED_FROM = 400, 500
+_REQUIRED_FIELDS = ("client_email", "private_key", "token_uri")
+
+_FILE_HINT = (
+    "check that the service account and its key still exist (cloud_storage_gcs_credentials_file), and set "
+    "this machine's clock"
+)
+_METADATA_HINT = "attach a service account that may use the bucket to this instance"
+
+
+class GcsToken(Token):
+    """
+    One identity's current access token. It belongs to one event loop; *session* is the caller's.
+
+    `get` gives it, `accepted` and `refused` say what the store thought of it.
+    """
+
+    def __init__(
+        self,
+        service_file: io.StringIO,
+        session: aiohttp.ClientSession,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(service_file=service_file, session=session, scopes=[SCOPE])  # type: ignore[arg-type]
+        self._clock = clock
+        self._refresh_at = 0.0
+        self._expires_at = 0.0
+        self._refresh: asyncio.Task[None] | None = None
+        self._is_replacement = False
+        self._last_refusal: tuple[str, bool] | None = None
+
+    @property
+    def origin(self) -> str:
+        """Return the host that hands out the tokens."""
+        return urlsplit(str(self.token_uri)).netloc
+
+    async def get(self) -> str:
+        """
+        Return a token that has not expired.
+
+        Raises:
+            StorageUnavailable: The one who hands them out cannot be reached, or is in trouble.
+            StorageDenied: It knows no such account or key.
+        """
+        while True:
+            await self.ensure_token()
+            if self.access_token is not None:
+                return str(self.access_token)
+
+    async def ensure_token(self) -> None:
+        """Wait for a token where there is none; begin to fetch the next one where it ages."""
+        now = self._clock()
+        if self.access_token is None or now >= self._expires_at:
+            refresh = self._begin_refresh()
+            await asyncio.wait({refresh})
+            if refresh.cancelled():
+                raise StorageUnavailable(f"the access token from {self.origin}: the store was closed")
+            if (error := refresh.exception()) is not None:
+                # What it says may quote what was sent; the error below says what may be said.
+                raise self._failure(error) from None
+        elif now >= self._refresh_at:
+            self._begin_refresh()
+
+    def accepted(self, token: str) -> None:
+        """Note that the store took a token."""
+        if token == self.access_token:
+            self._is_replacement = False
+
+    def refused(self, token: str) -> bool:
+        """
+        Drop a token that the store refused (401), and say whether the next one may fare better.
+
+        It may, once: a token that took a refused one's place, and was never accepted, is as good
+        as any other that will come.
+        """
+        if token == self.access_token:
+            self.access_token = None
+            self._last_refusal = (token, not self._is_replacement)
+            self._is_replacement = True
+        known = self._last_refusal
+        return known[1] if known is not None and known[0] == token else True
+
+    async def aclose(self) -> None:
+        """Break off a refresh that is under way."""
+        if self._refresh is not None:
+            self._refresh.cancel()
+            await asyncio.wait({self._refresh})
+
+    def _begin_refresh(self) -> asyncio.Task[None]:
+        if self._refresh is None or self._refresh.done():
+            self._refresh = asyncio.create_task(self._fetch(), name="gcs-token")
+            self._refresh.add_done_callback(self._settle)
+        return self._refresh
+
+    def _settle(self, refresh: asyncio.Task[None]) -> None:
+        # Looked at even when nobody waits. An early refresh that fails is no loss yet: the token still
+        # works, and when it does no more, the failure is its next user's.
+        if not refresh.cancelled() and refresh.exception() is not None:
+            self._refresh_at = self._clock() + _PAUSE_SECONDS
+
+    async def _fetch(self) -> None:
+        answer = await self.refresh(timeout=_TIMEOUT_SECONDS)
+        if not _HEADER_SAFE.fullmatch(answer.value):
+            raise ValueError("not a token")
+        now = self._clock()
+        self.access_token = answer.value
+        self._refresh_at = now + answer.expires_in * self.background_refresh_after
+        self._expires_at = now + answer.expires_in * self.force_refresh_after
+
+    def _failure(self, error: BaseException) -> TieringError:
+        subject = f"no access token from {self.origin}"
+        if isinstance(error, aiohttp.ClientResponseError) and error.status >= _REFUSED_FROM:
+            text = f"{subject}: {error.status}{_said(error.message)}"
+            if error.status in _BUSY_STATUSES or error.status >= _FAILED_FROM:
+                wait = error.headers.get("Retry-After") if error.headers is not None else None
+                return StorageUnavailable(text, retry_after_seconds=retry_after_seconds(wait))
+            return StorageDenied(text, hint=_FILE_HINT if self.service_data else _METADATA_HINT)
+        if isinstance(error, (aiohttp.ContentTypeError, KeyError, TypeError, ValueError)):
+            return StorageUnavailable(f"{subject}: it answered something else")
+        if isinstance(error, (aiohttp.ClientError, OSError)):
+            is_tls = isinstance(error, aiohttp.ClientSSLError)
+            return StorageUnavailable(
+                f"{subject}: {type(error).__name__} {error}".rstrip(), hint=TRUST_HINT if is_tls else None
+            )
+        raise error
+
+
+def read_service_account(path: str) -> dict[str, str]:
+    """
+    Return what a service account's key file holds: it identifies the account, and is secret. Blocks.
+
+    Raises:
+        ConfigError: The file cannot be read, or holds no service account. (The library would take such
+            a file for a wish to use the metadata server.)
+    """
+    setting = "cloud_storage_gcs_credentials_file"
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}") from error
+    except ValueError:
+        # The parser's error holds the whole text, the private key included.
+        raise ConfigError(f"{setting}: {path} is not a JSON document") from None
+    kind = document.get("type") if isinstance(document, dict) else None
+    if kind != "service_account":
+        raise ConfigError(f"{setting}: {path} is not the key file of a service account (its type is {kind})")
+    missing = [name for name in _REQUIRED_FIELDS if not isinstance(document.get(name), str)]
+    if missing:
+        raise ConfigError(f"{setting}: {path} has no {', no '.join(missing)}")
+    try:
+        load_pem_private_key(document["private_key"].encode(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise ConfigError(f"{setting}: the private_key in {path} is not a usable PEM key") from None
+    return {name: document[name] for name in ("type", *_REQUIRED_FIELDS)}
+
+
+def account_token(account: dict[str, str], session: aiohttp.ClientSession) -> GcsToken:
+    """Return the token of a service account that `read_service_account` gave. Nothing is sent yet."""
+    return GcsToken(io.StringIO(json.dumps(account)), session)
+
+
+def instance_token(session: aiohttp.ClientSession, *, metadata_host: str | None = None) -> GcsToken:
+    """
+    Return the token of this machine's own service account. Nothing is sent yet.
+
+    *metadata_host* is `host[:port]`; None means GCE_METADATA_HOST of the environment, or Google's name.
+    """
+    host = metadata_host or os.environ.get("GCE_METADATA_HOST") or DEFAULT_METADATA_HOST
+    token = _token_without_file(session)
+    token.token_uri = f"http://{host}{_METADATA_PATH}"
+    return token
+
+
+def no_token(session: aiohttp.ClientSession) -> GcsToken:
+    """Return what stands for a token where none is needed; it is never asked for."""
+    return _token_without_file(session)
+
+
+def _token_without_file(session: aiohttp.ClientSession) -> GcsToken:
+    # Given no file, the library looks for one in places of its own. This one says that there is none.
+    return GcsToken(io.StringIO("{}"), session)
+
+
+def _said(message: str) -> str:
+    """Return what a token endpoint says of its refusal, without anything that could be a secret."""
+    _, _, body = message.partition(": ")
+    try:
+        document = json.loads(body)
+    except ValueError:
+        return ""
+    if not isinstance(document, dict):
+        return ""
+    parts = [str(document[name]) for name in ("error", "error_description") if name in document]
+    return "".join(f" {_SECRET.sub('[cut]', part)}" for part in parts)

@@ -1,0 +1,229 @@
+"""
+Google Cloud Storage, by its JSON API through gcloud-aio.
+
+Every upload is one multipart request that carries the CRC32C of its bytes, so Google refuses other
+bytes; from a server that does not compare, the object is taken back. Nothing is resumable, nothing
+is retried here. Versions are generations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c as crc32c_of
+
+from tieringd.errors import ChecksumRejected, StorageUnavailable, TieringError
+from tieringd.storage.base import FileSlice, IfAbsent, ListPage
+from tieringd.storage.body import FileBody
+from tieringd.storage.calls import Call
+from tieringd.storage.gcs.answers import (
+    LISTED_FIELDS,
+    OBJECT_FIELDS,
+    document_of,
+    encoded_crc32c,
+    info_of_document,
+    info_of_media,
+    malformed,
+)
+from tieringd.storage.gcs.client import GcsClient
+from tieringd.storage.gcs.upload import RelatedBody
+from tieringd.storage.ranges import ranged
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tieringd.storage.base import Body, Condition, ObjectInfo
+    from tieringd.storage.gcs.answers import Answer
+    from tieringd.storage.gcs.settings import GcsSettings
+
+_MOST_RESULTS = 1000  # In one page of a listing.
+_DELETES_AT_ONCE = 16
+_ABSENT = frozenset({HTTPStatus.NOT_FOUND})
+_PAST_THE_END = frozenset({HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
+
+
+class GcsStore:
+    """A bucket of Cloud Storage. Build it with `open`, inside the loop that uses it."""
+
+    def __init__(self, settings: GcsSettings, client: GcsClient) -> None:
+        self._settings = settings
+        self._bucket = settings.bucket
+        self._prefix = f"{settings.prefix.strip('/')}/" if settings.prefix.strip("/") else ""
+        self._client = client
+
+    @classmethod
+    async def open(cls, settings: GcsSettings) -> GcsStore:
+        """
+        Build the client. Nothing is sent yet.
+
+        Raises:
+            ConfigError: The endpoint or a file of the settings cannot be used.
+        """
+        return cls(settings, await GcsClient.open(settings))
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """Store an object in one request."""
+        call = Call("put", self._bucket, key)
+        description = {"name": self._prefix + key, "crc32c": encoded_crc32c(crc32c)}
+        if self._settings.storage_class is not None:
+            description["storageClass"] = self._settings.storage_class
+        answer = await self._upload(call, description, body, self._upload_parameters(condition))
+        info = info_of_document(call, key, document_of(call, answer))
+        if info.crc32c is None:
+            raise malformed(call, "tells no checksum of what was stored")
+        if info.crc32c != crc32c:
+            await self._take_back(call, info)
+        return info
+
+    async def _upload(
+        self, call: Call, description: dict[str, str], body: Body, parameters: dict[str, str]
+    ) -> Answer:
+        stall_seconds = self._client.stall_seconds
+        content: bytes | FileBody
+        if isinstance(body, FileSlice):
+            content = FileBody(body, executor=self._client.executor, stall_seconds=stall_seconds)
+        else:
+            content = body
+        upload = RelatedBody(description, content, stall_seconds=stall_seconds)
+        call.may_have_effect = lambda: upload.is_sent
+        try:
+            return await self._client.request(
+                call, "POST", self._client.uploads_url, params=parameters, body=upload
+            )
+        except StorageUnavailable as error:
+            if upload.failure is not None:
+                raise upload.failure from error
+            raise
+        finally:
+            await upload.stop()
+
+    def _upload_parameters(self, condition: Condition | None) -> dict[str, str]:
+        parameters = {"uploadType": "multipart", "fields": OBJECT_FIELDS}
+        if self._settings.kms_key_name is not None:
+            parameters["kmsKeyName"] = self._settings.kms_key_name
+        if condition is not None:
+            generation = "0" if isinstance(condition, IfAbsent) else condition.version
+            parameters["ifGenerationMatch"] = generation
+        return parameters
+
+    async def _take_back(self, call: Call, info: ObjectInfo) -> None:
+        """Delete what a server stored that does not compare checksums itself, and say so."""
+        text = f"{call.subject}: the server received other bytes than those announced"
+        try:
+            await self._client.request(
+                Call("delete", self._bucket, call.key),
+                "DELETE",
+                self._url(info.key),
+                params={"generation": info.version},
+                accept=_ABSENT,
+            )
+        except TieringError as error:
+            raise ChecksumRejected(
+                f"{text}, and still holds them as generation {info.version}", key=call.key
+            ) from error
+        raise ChecksumRejected(text, key=call.key)
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return an object whole, its checksum checked where the server knows one."""
+        call = Call("get", self._bucket, key)
+        answer = await self._client.request(call, "GET", self._url(key), params={"alt": "media"})
+        info = info_of_media(call, key, answer)
+        if info.crc32c is not None and await asyncio.to_thread(crc32c_of, answer.body) != info.crc32c:
+            raise StorageUnavailable(f"{call.subject}: the bytes that arrived have another checksum")
+        return answer.body, info
+
+    async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
+        """Return the bytes of a range in one request."""
+        if size_bytes == 0:
+            await self.head(key)
+            return b""
+        call = Call("get_range", self._bucket, key)
+        answer = await self._client.request(
+            call,
+            "GET",
+            self._url(key),
+            params={"alt": "media"},
+            headers={"Range": f"bytes={position}-{position + size_bytes - 1}"},
+            accept=_PAST_THE_END,
+        )
+        return ranged(
+            call,
+            answer.body,
+            status=answer.status,
+            content_range=answer.headers.get("content-range"),
+            position=position,
+            size_bytes=size_bytes,
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return an object's size, version and checksum."""
+        call = Call("head", self._bucket, key)
+        answer = await self._client.request(call, "GET", self._url(key), params={"fields": OBJECT_FIELDS})
+        return info_of_document(call, key, document_of(call, answer))
+
+    async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
+        """Return one page of a listing: Google's start is inclusive, and its pages may even be empty."""
+        call = Call(f"list {prefix}*", self._bucket)
+        parameters = {
+            "prefix": self._prefix + prefix,
+            "maxResults": str(min(limit + 1, _MOST_RESULTS)),
+            "fields": LISTED_FIELDS,
+        }
+        if start_after is not None:
+            parameters["startOffset"] = self._prefix + start_after
+        objects: list[ObjectInfo] = []
+        has_more = True
+        while has_more and not objects:
+            page = document_of(
+                call, await self._client.request(call, "GET", self._client.objects_url, params=parameters)
+            )
+            found = (self._listed(call, item) for item in page.get("items", ()))
+            objects = [info for info in found if info.key != start_after]
+            parameters["pageToken"] = page.get("nextPageToken", "")
+            has_more = bool(parameters["pageToken"])
+        has_more |= len(objects) > limit
+        objects = objects[:limit]
+        return ListPage(tuple(objects), objects[-1].key if has_more else None)
+
+    def _listed(self, call: Call, item: Mapping[str, Any]) -> ObjectInfo:
+        return info_of_document(call, str(item.get("name")).removeprefix(self._prefix), item)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """
+        Delete objects, some at once. The first that fails ends the rest.
+
+        Raises:
+            StorageError: An object was refused; the message names it.
+        """
+        remaining = iter(keys)
+        tasks = min(_DELETES_AT_ONCE, self._settings.max_connections, len(keys))
+        failure: Exception | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                workers = [group.create_task(self._delete_each(remaining)) for _ in range(tasks)]
+        except ExceptionGroup as group_failure:
+            failure = group_failure.exceptions[0]
+        if failure is not None:
+            raise failure
+        if any(worker.result() for worker in workers):
+            await self._client.require_bucket(Call("delete", self._bucket))
+
+    async def _delete_each(self, keys: Iterator[str]) -> bool:
+        """Delete keys until none is left, and say whether some answer might be about a missing bucket."""
+        is_in_doubt = False
+        for key in keys:
+            call = Call("delete", self._bucket, key)
+            answer = await self._client.request(call, "DELETE", self._url(key), accept=_ABSENT)
+            is_in_doubt |= answer.status == HTTPStatus.NOT_FOUND and not answer.names_the_object
+        return is_in_doubt
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._client.close()
+
+    def _url(self, key: str) -> str:
+        return self._client.object_url(self._prefix + key)

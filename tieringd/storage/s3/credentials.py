@@ -1,0 +1,328 @@
+"""
+Credentials of a role for S3: from the instance's metadata service, or from STS.
+
+The SDK's own providers talk to the services. This page decides which single provider is asked
+(never another one instead), when it is asked again, and what its failures mean. It holds no
+keys of the configuration: those are fixed, and go to the SDK as they are.
+
+Three rules: many waiting requests share one refresh; credentials are refreshed ahead of their
+end without holding up a request; nothing here has a representation that shows a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+
+import aiohttp
+from aiobotocore.config import AioConfig
+from aiobotocore.credentials import (
+    AioAssumeRoleWithWebIdentityProvider,
+    AioContainerProvider,
+    AioInstanceMetadataProvider,
+)
+from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.utils import AioContainerMetadataFetcher, AioInstanceMetadataFetcher, create_nested_client
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+from botocore.utils import resolve_imds_endpoint_mode
+
+from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, TieringError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+CredentialsSource: TypeAlias = Literal["config_file", "aws_instance_metadata", "sts"]
+
+_CONTAINER_VARIABLES = ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI")
+_STS_VARIABLES = ("AWS_ROLE_ARN", "AWS_WEB_IDENTITY_TOKEN_FILE")
+_SERVICE_TIMEOUT_SECONDS = 2.0
+"""The metadata services are on this machine."""
+_NEEDED_SECONDS = 600
+"""Within this time of their end credentials are refreshed before anything is signed with them."""
+_EARLY_PAUSE_SECONDS = 30.0
+"""Between two refreshes ahead of time: a service that is away is not asked for each request."""
+_BUSY_STATUSES = {408, 429}
+_FAILED_FROM = 500
+_STS_BUSY_CODES = {"IDPCommunicationError", "RequestLimitExceeded", "Throttling", "ThrottlingException"}
+# What the SDK's providers raise: its own errors, those of HTTP and of a token's file, an answer that is no
+# JSON (ValueError) or lacks a field (KeyError), and RuntimeError for credentials that arrive expired.
+_PROVIDER_ERRORS = (
+    BotoCoreError,
+    ClientError,
+    aiohttp.ClientError,
+    OSError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+)
+
+
+class Source(Protocol):
+    """One place that credentials come from."""
+
+    async def load(self) -> Any:
+        """Return the SDK's self-refreshing credentials; None when the service names none."""
+
+    def explain(self, error: Exception | None) -> TieringError:
+        """Return what a failed load or refresh means to a caller."""
+
+
+class RoleCredentials:
+    """
+    Credentials that renew themselves, as the SDK's signer asks for them.
+
+    One instance belongs to one store and its event loop. Nothing is fetched before the first use.
+    """
+
+    method = "role"  # The SDK asks what kind they are.
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._loaded: Any = None
+        self._frozen: Any = None
+        self._fetching: asyncio.Task[None] | None = None
+        self._early_from = 0.0
+        self._is_proven = True
+        self.generation = 0
+        """Counts how often the credentials were thrown away; a request remembers it for `renew`."""
+
+    async def load_credentials(self) -> RoleCredentials:
+        """Return itself: it is also what the SDK's session asks for credentials."""
+        return self
+
+    async def get_account_id(self) -> None:
+        """Return None: no endpoint of S3 depends on the account."""
+
+    def get_deferred_property(self, _: str) -> Callable[[], Awaitable[None]]:
+        """Return the same answer for later; the SDK asks for nothing but the account."""
+        return self.get_account_id
+
+    async def get_frozen_credentials(self) -> Any:
+        """
+        Return credentials to sign with.
+
+        Raises:
+            StorageUnavailable: The service that issues them is away.
+            StorageDenied: It issues none to this process.
+        """
+        if self._loaded is None or self._loaded.refresh_needed(_NEEDED_SECONDS):
+            await asyncio.shield(self._fetch())
+        elif self._loaded.refresh_needed():
+            now = asyncio.get_running_loop().time()
+            if now >= self._early_from:
+                self._early_from = now + _EARLY_PAUSE_SECONDS
+                self._fetch()
+        while self._frozen is None:  # Thrown away while we waited.
+            await asyncio.shield(self._fetch())
+        return self._frozen
+
+    def note_success(self) -> None:
+        """Take note that the store accepts these credentials."""
+        self._is_proven = True
+
+    def renew(self, generation: int) -> bool:
+        """
+        Throw away credentials that the store calls expired; say whether to ask the store again.
+
+        *generation* is of the time when the refused request began. The answer is no when these
+        credentials replaced refused ones and were never accepted: another set will not help.
+        """
+        if generation != self.generation:
+            return True  # Another request has seen to it.
+        is_worthwhile = self._is_proven
+        self.generation += 1
+        self._is_proven = False
+        self._loaded = self._frozen = None
+        return is_worthwhile
+
+    async def close(self) -> None:
+        """End a refresh that is under way."""
+        if self._fetching is not None:
+            self._fetching.cancel()
+            await asyncio.wait({self._fetching})
+
+    def _fetch(self) -> asyncio.Task[None]:
+        """Return the refresh under way, or begin one. No cancelled waiter ends it: others wait, too."""
+        if self._fetching is None or self._fetching.done():
+            self._fetching = asyncio.create_task(self._refresh(self.generation))
+            self._fetching.add_done_callback(_look_at)
+        return self._fetching
+
+    async def _refresh(self, generation: int) -> None:
+        try:
+            loaded = self._loaded or await self._source.load()
+            if loaded is None:
+                raise self._source.explain(None)
+            frozen = await loaded.get_frozen_credentials()
+        except ResponseParserError:
+            # Its text is the whole answer, which may hold a secret: nobody sees it.
+            raise self._source.explain(None) from None
+        except _PROVIDER_ERRORS as error:
+            raise self._source.explain(error) from error
+        if generation == self.generation:
+            self._loaded, self._frozen = loaded, frozen
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    """Look at the error of a refresh that nobody waits for any more; the next request meets it again."""
+    if not task.cancelled():
+        task.exception()
+
+
+def role_credentials(
+    source: CredentialsSource, session: Any, *, region: str, trust_file: str | None
+) -> RoleCredentials:
+    """
+    Return the credentials that *source* gives. Nothing is asked yet.
+
+    On ECS and EKS the metadata service is the container's, where the environment names one.
+
+    Raises:
+        ConfigError: The environment lacks what the source needs.
+    """
+    try:
+        if source == "sts":
+            return RoleCredentials(_WebIdentity(session, region=region, trust_file=trust_file))
+        if any(os.environ.get(name) for name in _CONTAINER_VARIABLES):
+            return RoleCredentials(_ContainerMetadata())
+        return RoleCredentials(_InstanceMetadata(session))
+    except BotoCoreError as error:
+        raise ConfigError(f"cloud_storage_credentials_source {source} cannot be used: {error}") from error
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True
+
+
+# The SDK logs why a refresh failed; for an answer that it cannot read, that is the answer and its secrets.
+logging.getLogger("aiobotocore.credentials").addFilter(_without_traceback)
+
+
+class _WatchedSession:
+    """An HTTP session that remembers how the last request went. Unlike the SDK's own it uses no proxy."""
+
+    def __init__(self) -> None:
+        self._http: AIOHTTPSession | None = None
+        self.status: int | None = None
+        """The last answer's; None when there was no answer."""
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[_WatchedSession]:
+        async with AIOHTTPSession(timeout=_SERVICE_TIMEOUT_SECONDS) as self._http:
+            yield self
+
+    async def send(self, request: Any) -> Any:
+        assert self._http is not None, "used outside of acquire"
+        self.status = None
+        response = await self._http.send(request)
+        self.status = response.status_code
+        return response
+
+    def explain(self, error: Exception | None, *, service: str, hint: str) -> TieringError:
+        """Return what the last request's fate means: the service is away, or has nothing for us."""
+        cause = f" ({error})" if error is not None and self.status is None else ""
+        if self.status is None:
+            return StorageUnavailable(f"{service} does not answer{cause}", hint=hint)
+        if self.status >= _FAILED_FROM or self.status in _BUSY_STATUSES:
+            return StorageUnavailable(f"{service} answers with status {self.status}", hint=hint)
+        return StorageDenied(f"{service} gives no credentials (status {self.status})", hint=hint)
+
+
+class _InstanceMetadata:
+    """The role of an EC2 instance, by version 2 of its metadata service: with a session token."""
+
+    def __init__(self, session: Any) -> None:
+        self._watched = _WatchedSession()
+        self._fetcher = AioInstanceMetadataFetcher(
+            # An operator who asks for this source does not want it disabled by some environment.
+            env={},
+            user_agent=session.user_agent(),
+            session=self._watched,
+            config={
+                "ec2_metadata_service_endpoint": session.get_config_variable("ec2_metadata_service_endpoint"),
+                "ec2_metadata_service_endpoint_mode": resolve_imds_endpoint_mode(session),
+                "ec2_metadata_v1_disabled": True,
+            },
+        )
+
+    async def load(self) -> Any:
+        return await AioInstanceMetadataProvider(iam_role_fetcher=self._fetcher).load()
+
+    def explain(self, error: Exception | None) -> TieringError:
+        return self._watched.explain(
+            error,
+            service=f"the instance metadata service at {self._fetcher.get_base_url()}",
+            hint="cloud_storage_credentials_source is aws_instance_metadata: attach a role to the instance "
+            "and leave its metadata service on (a container may need a hop limit of 2), or choose another",
+        )
+
+
+class _ContainerMetadata:
+    """The role of a task on ECS or of a pod on EKS, by the service that its environment names."""
+
+    def __init__(self) -> None:
+        self._watched = _WatchedSession()
+
+    async def load(self) -> Any:
+        # Without a pause between its attempts: whoever waits has a deadline and a backoff of his own.
+        fetcher = AioContainerMetadataFetcher(session=self._watched, sleep=lambda _: asyncio.sleep(0))
+        return await AioContainerProvider(fetcher=fetcher).load()
+
+    def explain(self, error: Exception | None) -> TieringError:
+        return self._watched.explain(
+            error,
+            service="the container's credentials service",
+            hint="cloud_storage_credentials_source is aws_instance_metadata, and the environment names a "
+            f"container's service: check {' and '.join(_CONTAINER_VARIABLES)} and the task's role",
+        )
+
+
+class _WebIdentity:
+    """A role that STS gives for the token in a file, as Kubernetes mounts one."""
+
+    def __init__(self, session: Any, *, region: str, trust_file: str | None) -> None:
+        missing = [name for name in _STS_VARIABLES if not os.environ.get(name)]
+        if missing:
+            raise ConfigError(
+                f"cloud_storage_credentials_source is sts, but {' and '.join(missing)} must be set with it",
+                hint="give the process a role with web identity, or choose another source",
+            )
+        self._session = session
+        self._region = region
+        self._trust_file = trust_file
+
+    async def load(self) -> Any:
+        return await AioAssumeRoleWithWebIdentityProvider(
+            load_config=dict, client_creator=self._client, profile_name="default"
+        ).load()
+
+    def _client(self, service: str, *, config: AioConfig) -> Any:
+        return create_nested_client(
+            self._session,
+            service,
+            region_name=self._region,
+            verify=self._trust_file,
+            config=config.merge(
+                AioConfig(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 1})
+            ),
+        )
+
+    def explain(self, error: Exception | None) -> TieringError:
+        role = os.environ.get("AWS_ROLE_ARN", "")
+        subject = f"STS gives no credentials for role {role} ({error or 'its answer cannot be read'})"
+        if isinstance(error, ClientError):
+            code = error.response.get("Error", {}).get("Code")
+            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            if code in _STS_BUSY_CODES or status in _BUSY_STATUSES or status >= _FAILED_FROM:
+                return StorageUnavailable(subject)
+            return StorageDenied(subject, hint="check the role's trust policy and the token's audience")
+        if isinstance(error, OSError) and error.filename is not None:
+            return StorageDenied(subject, hint="check the file that AWS_WEB_IDENTITY_TOKEN_FILE names")
+        return StorageUnavailable(
+            subject, hint="check the way to sts.<region>.amazonaws.com, or set AWS_ENDPOINT_URL_STS"
+        )

@@ -1,0 +1,285 @@
+"""
+Objects too large for one PUT: sent in parts, which become an object at once or not at all.
+
+Each part is a slice of the open file with a CRC32C of its own, which the server checks. Before
+the object is completed, the parts' checksums are combined: they must give the checksum that the
+caller announced for the whole. The condition of the put is decided by the completing request.
+
+An upload that fails or is cancelled is aborted. What a killed process left is found by
+`discard_abandoned`: until then its parts cost money, and no listing of objects shows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from crc32c import crc32c as crc32c_of
+
+from tieringd.errors import ChecksumRejected, StorageError, StorageUnavailable
+from tieringd.storage.base import FileSlice
+from tieringd.storage.calls import Call
+from tieringd.storage.s3.errors import require
+from tieringd.storage.slices import truncated, unreadable
+from tieringd.storage.threads import finished
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from concurrent.futures import Executor
+    from contextlib import AbstractContextManager
+
+CHECKSUM_METADATA = "tieringd-crc32c"
+"""The object's metadata that holds the checksum of the whole: the server's own is one of the parts'."""
+
+_MAX_PARTS = 10_000
+_PARTS_AT_ONCE = 4
+_READ_BYTES = 1 << 20
+_ABORT_SECONDS = 5.0
+"""A caller that cancels or has failed waits no longer; `discard_abandoned` does the rest."""
+_POLYNOMIAL = 0x82F63B78  # CRC32C's, bits reversed.
+
+
+class SendFile(Protocol):
+    """Sends a request whose body is a slice of a file."""
+
+    async def __call__(
+        self, call: Call, file_slice: FileSlice, request: Callable[..., Awaitable[Any]], parameters: Any
+    ) -> dict[str, Any]:
+        """Return the answer; raise errors of our tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    number: int
+    file_slice: FileSlice
+
+
+@dataclass(frozen=True, slots=True)
+class MultipartUploads:
+    """The uploads in parts of one store, which lends its client, its threads and its error translation."""
+
+    client: Any
+    bucket: str
+    executor: Executor
+    asking: Callable[[Call], AbstractContextManager[None]]
+    send_file: SendFile
+    part_bytes: int
+
+    async def put(
+        self,
+        call: Call,
+        file_slice: FileSlice,
+        *,
+        place: Mapping[str, str],
+        crc32c: int,
+        condition: Mapping[str, str],
+        attributes: Mapping[str, str],
+    ) -> dict[str, Any]:
+        """
+        Store a slice in parts, and return the completing request's answer.
+
+        *place* names bucket and key; *attributes* say how the object is kept.
+        """
+        created = await self._ask(
+            _step_of(call),
+            self.client.create_multipart_upload,
+            **place,
+            **attributes,
+            ChecksumAlgorithm="CRC32C",
+            Metadata={CHECKSUM_METADATA: encode_crc32c(crc32c)},
+        )
+        upload = {**place, "UploadId": require(call, created, "UploadId")}
+        try:
+            parts = list(_parts_of(file_slice, self.part_bytes))
+            entries = await self._send_parts(call, parts, upload)
+            _require_checksum(call, parts, entries, crc32c)
+            return await self._complete(call, upload, entries, condition)
+        except BaseException:
+            with suppress(StorageError, StorageUnavailable, TimeoutError):
+                async with asyncio.timeout(_ABORT_SECONDS):
+                    await self._ask(_step_of(call), self.client.abort_multipart_upload, **upload)
+            raise
+
+    async def discard_abandoned(
+        self, prefix: str, is_ours: Callable[[str], bool], *, older_than_seconds: float
+    ) -> int:
+        """Abort uploads below *prefix* that are ours and of that age, by the server's clock; count them."""
+        listing = Call(f"list unfinished uploads of {prefix}*", self.bucket)
+        markers: dict[str, str] = {}
+        discarded = 0
+        while True:
+            page = await self._ask(
+                listing, self.client.list_multipart_uploads, Bucket=self.bucket, Prefix=prefix, **markers
+            )
+            now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+            for upload in page.get("Uploads", ()):
+                age_seconds = (now - upload["Initiated"]).total_seconds()
+                if age_seconds >= older_than_seconds and is_ours(upload["Key"]):
+                    await self._discard(upload["Key"], upload["UploadId"])
+                    discarded += 1
+            if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
+                return discarded
+            markers = {
+                "KeyMarker": page["NextKeyMarker"],
+                "UploadIdMarker": page.get("NextUploadIdMarker", ""),
+            }
+
+    async def _discard(self, key: str, upload_id: str) -> None:
+        await self._ask(
+            Call("abort the unfinished upload of", self.bucket, key),
+            self.client.abort_multipart_upload,
+            Bucket=self.bucket,
+            Key=key,
+            UploadId=upload_id,
+        )
+
+    async def _ask(self, call: Call, request: Callable[..., Awaitable[Any]], **parameters: Any) -> Any:
+        with self.asking(call):
+            return await request(**parameters)
+        raise AssertionError("the translation of errors swallows none")
+
+    async def _send_parts(
+        self, call: Call, parts: list[_Part], upload: Mapping[str, str]
+    ) -> list[dict[str, Any]]:
+        """Send all parts, a few at once, and return what completing needs of each, in order."""
+        waiting = iter(parts)
+        entries: dict[int, dict[str, Any]] = {}
+
+        async def send() -> None:
+            for part in waiting:
+                entries[part.number] = await self._send_part(call, part, upload)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(_PARTS_AT_ONCE, len(parts))):
+                    group.create_task(send())
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [entries[part.number] for part in parts]
+
+    async def _send_part(self, call: Call, part: _Part, upload: Mapping[str, str]) -> dict[str, Any]:
+        checksum = encode_crc32c(await self._checksum(part.file_slice))
+        answer = await self.send_file(
+            _step_of(call),
+            part.file_slice,
+            self.client.upload_part,
+            {**upload, "PartNumber": part.number, "ChecksumCRC32C": checksum},
+        )
+        return {"PartNumber": part.number, "ETag": require(call, answer, "ETag"), "ChecksumCRC32C": checksum}
+
+    async def _checksum(self, file_slice: FileSlice) -> int:
+        stop = threading.Event()
+        return await finished(self.executor.submit(_read_crc32c, file_slice, stop), on_cancel=stop.set)
+
+    async def _complete(
+        self,
+        call: Call,
+        upload: Mapping[str, str],
+        entries: list[dict[str, Any]],
+        condition: Mapping[str, str],
+    ) -> dict[str, Any]:
+        call.may_have_effect = lambda: True
+        answer: dict[str, Any] = await self._ask(
+            call,
+            self.client.complete_multipart_upload,
+            **upload,
+            MultipartUpload={"Parts": entries},
+            **condition,
+        )
+        told = answer.get("ChecksumCRC32C")
+        if told is not None and answer.get("ChecksumType") != "FULL_OBJECT":
+            expected = encode_crc32c(
+                crc32c_of(b"".join(base64.b64decode(entry["ChecksumCRC32C"]) for entry in entries))
+            )
+            if told.split("-")[0] != expected:
+                raise StorageUnavailable(
+                    f"{call.subject}: the store put other parts together than were sent", outcome_unknown=True
+                )
+        return answer
+
+
+def encode_crc32c(value: int) -> str:
+    """Return a checksum as S3's headers carry it."""
+    return base64.b64encode(value.to_bytes(4, "big")).decode()
+
+
+def decode_crc32c(text: str) -> int:
+    """Return the checksum that a header carries."""
+    return int.from_bytes(base64.b64decode(text), "big")
+
+
+def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
+    """
+    Return the checksum of two pieces of data one after the other.
+
+    A CRC is a remainder of polynomials over GF(2): bytes that follow multiply the first one's by
+    x^8 for each of them. *second_bytes* is the length of the second piece.
+    """
+    power, square = 1 << 31, 1 << 30  # x^0 and x^1: the highest bit is the lowest power.
+    exponent = 8 * second_bytes
+    while exponent:
+        if exponent & 1:
+            power = _multiply(square, power)
+        square = _multiply(square, square)
+        exponent >>= 1
+    return _multiply(power, first) ^ second
+
+
+def _multiply(left: int, right: int) -> int:
+    """Return the product of two polynomials, modulo CRC32C's."""
+    product, bit = 0, 1 << 31
+    while left:
+        if left & bit:
+            product ^= right
+            left ^= bit
+        bit >>= 1
+        right = (right >> 1) ^ _POLYNOMIAL if right & 1 else right >> 1
+    return product
+
+
+def _step_of(call: Call) -> Call:
+    """Return a request on the way to the object, which by itself changes nothing that others see."""
+    return Call(call.operation, call.bucket, call.key)
+
+
+def _require_checksum(call: Call, parts: list[_Part], entries: list[dict[str, Any]], crc32c: int) -> None:
+    """Refuse parts that do not add up to what the caller announced."""
+    whole = 0
+    for part, entry in zip(parts, entries, strict=True):
+        part_crc32c = decode_crc32c(entry["ChecksumCRC32C"])
+        whole = combine_crc32c(whole, part_crc32c, part.file_slice.size_bytes)
+    if whole != crc32c:
+        raise ChecksumRejected(
+            f"{call.subject}: the file's bytes have another checksum than announced", key=call.key
+        )
+
+
+def _parts_of(file_slice: FileSlice, part_bytes: int) -> Iterator[_Part]:
+    size = max(part_bytes, -(-file_slice.size_bytes // _MAX_PARTS))
+    for number, start in enumerate(range(0, file_slice.size_bytes, size), 1):
+        length = min(size, file_slice.size_bytes - start)
+        yield _Part(number, FileSlice(file_slice.fd, file_slice.position + start, length))
+
+
+def _read_crc32c(file_slice: FileSlice, stop: threading.Event) -> int:
+    """Return the checksum of a slice, read through one small buffer."""
+    buffer = memoryview(bytearray(min(_READ_BYTES, file_slice.size_bytes)))
+    position, end = file_slice.position, file_slice.position + file_slice.size_bytes
+    checksum = 0
+    while position < end and not stop.is_set():
+        window = buffer[: end - position]
+        try:
+            count = os.preadv(file_slice.fd, [window], position)
+        except OSError as error:
+            raise unreadable(file_slice.fd, error) from error
+        if count == 0:
+            raise truncated(file_slice, position)
+        checksum = crc32c_of(window[:count], checksum)
+        position += count
+    return checksum

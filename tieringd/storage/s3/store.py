@@ -1,0 +1,354 @@
+"""
+S3 and what speaks like it, through aiobotocore.
+
+One client with one connection pool. The SDK's retries are off (`storage.resilient` retries)
+and so is its own hashing: every PUT carries the CRC32C that its caller computed while reading
+the data, and the server checks it. Versions are ETags. Proxies are those of the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiobotocore.session import get_session
+from botocore.exceptions import BotoCoreError
+from botocore.handlers import add_expect_header
+from crc32c import crc32c as crc32c_of
+
+from tieringd.errors import ConfigError, ObjectNotFound, StorageError, StorageUnavailable
+from tieringd.storage.base import FileSlice, IfAbsent, ListPage, ObjectInfo
+from tieringd.storage.body import FileBody
+from tieringd.storage.calls import Call
+from tieringd.storage.ranges import ranged
+from tieringd.storage.s3.answers import answered_at_ms, info_of, milliseconds, read_whole, status_of
+from tieringd.storage.s3.credentials import role_credentials
+from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
+from tieringd.storage.s3.multipart import MultipartUploads, encode_crc32c
+from tieringd.storage.s3.transport import client_config
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from tieringd.storage.base import Body, Condition
+    from tieringd.storage.s3.credentials import RoleCredentials
+    from tieringd.storage.s3.settings import S3Settings
+
+_DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
+_OFFLINE_CLASSES = {"GLACIER", "DEEP_ARCHIVE"}
+
+
+class S3Store:
+    """
+    A bucket on an S3 server. Build it with `open`, inside the loop that uses it.
+
+    Its threads move the bytes of large bodies; there are at most as many as connections.
+    """
+
+    def __init__(
+        self,
+        settings: S3Settings,
+        client: Any,
+        resources: AsyncExitStack,
+        credentials: RoleCredentials | None = None,
+    ) -> None:
+        self._settings = settings
+        self._credentials = credentials
+        self._bucket = settings.bucket
+        self._prefix = f"{settings.prefix.strip('/')}/" if settings.prefix.strip("/") else ""
+        self._stall_seconds = settings.read_timeout_seconds
+        self._client = client
+        self._resources = resources
+        self._executor = ThreadPoolExecutor(settings.max_connections, thread_name_prefix="tieringd-s3")
+        resources.callback(self._executor.shutdown, wait=False)
+        self._encryption = _encryption_parameters(settings)
+
+    @classmethod
+    async def open(cls, settings: S3Settings) -> S3Store:
+        """
+        Build the client. Nothing is sent yet.
+
+        Raises:
+            ConfigError: The endpoint, a file or the credentials of the settings cannot be used.
+        """
+        _check(settings)
+        session = get_session()
+        async with AsyncExitStack() as resources:
+            credentials = None
+            if settings.credentials_source != "config_file":
+                credentials = role_credentials(
+                    settings.credentials_source,
+                    session,
+                    region=settings.region,
+                    trust_file=settings.trust_file,
+                )
+                session.register_component("credential_provider", credentials)
+                resources.push_async_callback(credentials.close)
+            is_fixed = credentials is None
+            try:
+                client = await resources.enter_async_context(
+                    session.create_client(
+                        "s3",
+                        region_name=settings.region,
+                        endpoint_url=settings.endpoint_url,
+                        aws_access_key_id=settings.access_key if is_fixed else None,
+                        aws_secret_access_key=settings.secret_key if is_fixed else None,
+                        use_ssl=not settings.disable_tls,
+                        verify=settings.trust_file,
+                        config=client_config(settings),
+                    )
+                )
+            except (BotoCoreError, ValueError) as error:
+                raise ConfigError(
+                    f"the S3 client for bucket {settings.bucket} cannot be built: {error}",
+                    hint="check cloud_storage_api_endpoint and cloud_storage_region",
+                ) from error
+            # It costs every file-like body a round trip before the first byte.
+            client.meta.events.unregister("before-call.s3", add_expect_header)
+            return cls(settings, client, resources.pop_all(), credentials)
+        raise AssertionError("an exit stack swallows nothing")
+
+    @contextmanager
+    def _asking(self, call: Call) -> Iterator[None]:
+        """Raise errors of our tree; credentials that have expired are fetched anew, and that is retried."""
+        credentials = self._credentials
+        generation = credentials.generation if credentials else 0
+        try:
+            with translated(call):
+                yield
+        except StorageError as error:
+            if credentials is not None and is_expired(error) and credentials.renew(generation):
+                raise StorageUnavailable(
+                    f"{call.subject}: the credentials expired, new ones follow"
+                ) from error
+            raise
+        if credentials is not None:
+            credentials.note_success()
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """Store an object in one request, or in parts when it is larger than the settings allow."""
+        call = Call("put", self._bucket, key, is_conditional_put=condition is not None)
+        place = {"Bucket": self._bucket, "Key": self._prefix + key}
+        limits = _condition_parameters(condition)
+        if not isinstance(body, FileSlice) or not body.size_bytes:
+            data = b"" if isinstance(body, FileSlice) else body
+            call.may_have_effect = lambda: True
+            with self._asking(call):
+                answer = await self._client.put_object(
+                    **place, **limits, **self._encryption, Body=data, ChecksumCRC32C=encode_crc32c(crc32c)
+                )
+            return ObjectInfo(key, len(data), require(call, answer, "ETag"), crc32c, answered_at_ms(answer))
+        attributes = self._encryption | _storage_class_parameters(self._settings)
+        if body.size_bytes >= self._settings.multipart_threshold_bytes:
+            answer = await self._uploads().put(
+                call, body, place=place, crc32c=crc32c, condition=limits, attributes=attributes
+            )
+        else:
+            parameters = {**place, **limits, **attributes, "ChecksumCRC32C": encode_crc32c(crc32c)}
+            answer = await self._send_file(call, body, self._client.put_object, parameters, may_store=True)
+        return ObjectInfo(key, body.size_bytes, require(call, answer, "ETag"), crc32c, answered_at_ms(answer))
+
+    async def _send_file(
+        self,
+        call: Call,
+        file_slice: FileSlice,
+        request: Callable[..., Awaitable[Any]],
+        parameters: dict[str, Any],
+        *,
+        may_store: bool = False,
+    ) -> dict[str, Any]:
+        body = FileBody(file_slice, executor=self._executor, stall_seconds=self._stall_seconds)
+        call.may_have_effect = lambda: may_store and body.is_sent
+        try:
+            with self._asking(call):
+                try:
+                    answer: dict[str, Any] = await request(Body=body, **parameters)
+                finally:
+                    await body.stop()
+        except StorageUnavailable as error:
+            if body.failure is not None:
+                raise body.failure from error
+            raise
+        return answer
+
+    def _uploads(self) -> MultipartUploads:
+        return MultipartUploads(
+            self._client,
+            self._bucket,
+            self._executor,
+            self._asking,
+            self._send_file,
+            self._settings.multipart_part_bytes,
+        )
+
+    async def discard_abandoned_uploads(
+        self, is_ours: Callable[[str], bool], *, older_than_seconds: float = 86_400
+    ) -> int:
+        """
+        Abort uploads in parts that a killed process left below our prefix; return how many.
+
+        Their parts are charged for, and no listing of objects shows them. *is_ours* is asked for each
+        key: a bucket may be shared. Younger uploads may be at work; none lasts a day.
+        """
+        return await self._uploads().discard_abandoned(
+            self._prefix,
+            lambda key: is_ours(key.removeprefix(self._prefix)),
+            older_than_seconds=older_than_seconds,
+        )
+
+    async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
+        """Return an object whole, its checksum checked where the server knows one."""
+        call = Call("get", self._bucket, key)
+        with self._asking(call):
+            answer = await self._client.get_object(
+                Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED"
+            )
+            data = await read_whole(call, answer, executor=self._executor, stall_seconds=self._stall_seconds)
+        info = info_of(call, key, answer, size_bytes=len(data))
+        if info.crc32c is not None and await asyncio.to_thread(crc32c_of, data) != info.crc32c:
+            raise StorageUnavailable(f"{call.subject}: the bytes that arrived have another checksum")
+        return data, info
+
+    async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
+        """Return the bytes of a range in one request."""
+        if size_bytes == 0:
+            await self.head(key)
+            return b""
+        call = Call("get_range", self._bucket, key)
+        last = position + size_bytes - 1
+        try:
+            with self._asking(call):
+                answer = await self._client.get_object(
+                    Bucket=self._bucket, Key=self._prefix + key, Range=f"bytes={position}-{last}"
+                )
+                data = await read_whole(
+                    call, answer, executor=self._executor, stall_seconds=self._stall_seconds
+                )
+        except StorageError as error:
+            if status_of(error) == 416:  # noqa: PLR2004 - "Range Not Satisfiable": it begins past the end
+                return b""
+            raise
+        return ranged(
+            call,
+            data,
+            status=answer["ResponseMetadata"]["HTTPStatusCode"],
+            content_range=answer.get("ContentRange"),
+            position=position,
+            size_bytes=size_bytes,
+        )
+
+    async def head(self, key: str) -> ObjectInfo:
+        """Return an object's size, version and checksum."""
+        call = Call("head", self._bucket, key)
+        try:
+            with self._asking(call):
+                answer = await self._client.head_object(
+                    Bucket=self._bucket, Key=self._prefix + key, ChecksumMode="ENABLED"
+                )
+        except ObjectNotFound:
+            # An answer to HEAD has no body, hence no code that tells a missing object from a missing bucket.
+            await self._require_bucket(call)
+            raise
+        return info_of(call, key, answer, size_bytes=answer["ContentLength"])
+
+    async def _require_bucket(self, call: Call) -> None:
+        try:
+            with self._asking(call):
+                await self._client.head_bucket(Bucket=self._bucket)
+        except ObjectNotFound as error:
+            raise bucket_not_found(call) from error
+
+    async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
+        """Return one page of ListObjectsV2."""
+        parameters: dict[str, Any] = {
+            "Bucket": self._bucket,
+            "Prefix": self._prefix + prefix,
+            "MaxKeys": limit,
+        }
+        if start_after is not None:
+            parameters["StartAfter"] = self._prefix + start_after
+        call = Call(f"list {prefix}*", self._bucket)
+        with self._asking(call):
+            answer = await self._client.list_objects_v2(**parameters)
+        objects = tuple(
+            ObjectInfo(
+                entry["Key"].removeprefix(self._prefix),
+                entry["Size"],
+                entry["ETag"],
+                None,
+                milliseconds(entry["LastModified"]),
+            )
+            for entry in answer.get("Contents", ())
+        )
+        has_more = require(call, answer, "IsTruncated") and bool(objects)
+        return ListPage(objects, objects[-1].key if has_more else None)
+
+    async def delete_many(self, keys: Sequence[str]) -> None:
+        """
+        Delete objects, 1000 in a request.
+
+        Raises:
+            StorageError: Some objects were refused; the message names the first and counts the rest.
+        """
+        for start in range(0, len(keys), _DELETE_BATCH):
+            await self._delete_batch(keys[start : start + _DELETE_BATCH])
+
+    async def _delete_batch(self, keys: Sequence[str]) -> None:
+        call = Call("delete", self._bucket)
+        objects = [{"Key": self._prefix + key} for key in keys]
+        with self._asking(call):
+            answer = await self._client.delete_objects(
+                Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True}
+            )
+        errors = [each for each in answer.get("Errors", ()) if each.get("Code") != "NoSuchKey"]
+        if errors:
+            first = errors[0]
+            call.key = first["Key"].removeprefix(self._prefix)
+            error = from_answer(call, {"Error": first})
+            error.hint = f"{len(errors)} of {len(keys)} objects were refused; {error.hint or 'try again'}"
+            raise error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._resources.aclose()
+
+
+def _check(settings: S3Settings) -> None:
+    """
+    Refuse settings that no client could work with.
+
+    Raises:
+        ConfigError: Says which, by the property's name.
+    """
+    if settings.trust_file is not None and not Path(settings.trust_file).is_file():
+        raise ConfigError(f"cloud_storage_trust_file: there is no file {settings.trust_file}")
+    if settings.credentials_source == "config_file" and not (settings.access_key and settings.secret_key):
+        raise ConfigError(
+            "cloud_storage_access_key and cloud_storage_secret_key are needed for bucket " + settings.bucket,
+            hint="set both, or set cloud_storage_credentials_source to aws_instance_metadata or sts",
+        )
+    if settings.storage_class in _OFFLINE_CLASSES:
+        raise ConfigError(
+            f"cloud_storage_storage_class {settings.storage_class}: its objects cannot be read at once",
+            hint="choose a class with immediate access, such as STANDARD_IA or GLACIER_IR",
+        )
+
+
+def _condition_parameters(condition: Condition | None) -> dict[str, str]:
+    if condition is None:
+        return {}
+    return {"IfNoneMatch": "*"} if isinstance(condition, IfAbsent) else {"IfMatch": condition.version}
+
+
+def _encryption_parameters(settings: S3Settings) -> dict[str, str]:
+    wanted = {"ServerSideEncryption": settings.encryption, "SSEKMSKeyId": settings.kms_key_id}
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _storage_class_parameters(settings: S3Settings) -> dict[str, str]:
+    return {} if settings.storage_class is None else {"StorageClass": settings.storage_class}

@@ -1,0 +1,319 @@
+"""
+TLS connections whose bytes a thread may move.
+
+asyncio and uvloop encrypt into memory, take the result out as an object and give that to the
+socket, all on the loop's thread: of a large upload it is most of the cost. Here OpenSSL works
+on the socket itself. The loop drives such a connection like any other, and lends it to a
+thread while a large body passes.
+
+One rule: OpenSSL's state belongs to one thread at a time. While a connection is lent, the loop
+neither reads nor writes nor closes it; to end a loan early, the socket below is shut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import select
+import socket
+import ssl
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_READ_BYTES = 64 << 10
+_READS_AT_ONCE = 16  # Then other connections have their turn.
+_HIGH_WATER_BYTES = 64 << 10
+
+
+class TlsTransport(asyncio.Transport):
+    """The loop's end of an encrypted connection, until it is lent. It owns *connection*."""
+
+    def __init__(self, connection: ssl.SSLSocket, protocol: asyncio.Protocol) -> None:
+        super().__init__({"socket": connection, "sslcontext": connection.context, "ssl_object": connection})
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._fd = connection.fileno()
+        self._protocol: Any = protocol
+        self._unsent = bytearray()
+        self._high_bytes, self._low_bytes = _HIGH_WATER_BYTES, _HIGH_WATER_BYTES // 4
+        self._is_reading = True
+        self._is_lent = False
+        self._is_closing = False
+        self._is_over = False
+        self._is_protocol_paused = False
+        # OpenSSL may have to write in order to read, and the other way round.
+        self._read_wants_write = self._write_wants_read = False
+        self._watches_read = self._watches_write = False
+        protocol.connection_made(self)
+        self._watch()
+
+    @contextmanager
+    def lent(self) -> Iterator[ssl.SSLSocket]:
+        """
+        Give the connection, which does not block, to a thread. Nothing written may be waiting.
+
+        Raises:
+            ConnectionResetError: It has ended.
+        """
+        if self._is_closing:
+            raise ConnectionResetError("the connection has ended")
+        assert not self._unsent, "what was written comes before a thread's bytes"
+        self._is_lent = True
+        self._watch()
+        try:
+            yield self._connection
+        finally:
+            self._is_lent = False
+            if self.is_closing():
+                self._finish(None)
+            elif self._is_reading:
+                self._read()  # At once: an answer may have come that ends the sending.
+            else:
+                self._watch()
+
+    def shut(self) -> None:
+        """End the connection under whoever has it: waits and sends of a thread fail at once."""
+        # Not the SSL socket's own method, which would also throw the cipher away, and send on in the clear.
+        with contextlib.suppress(OSError):  # Already gone, which is as good.
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)
+
+    # What the loop tells.
+
+    def _watch(self) -> None:
+        """Ask the loop for just those events that something waits for."""
+        is_ours = not self._is_lent and not self._is_over
+        wants_read = is_ours and (self._is_reading or self._write_wants_read)
+        is_sending = bool(self._unsent) and not self._write_wants_read
+        wants_write = is_ours and (is_sending or self._read_wants_write)
+        if wants_read != self._watches_read:
+            self._watches_read = wants_read
+            if wants_read:
+                self._loop.add_reader(self._fd, self._ready)
+            else:
+                self._loop.remove_reader(self._fd)
+        if wants_write != self._watches_write:
+            self._watches_write = wants_write
+            if wants_write:
+                self._loop.add_writer(self._fd, self._ready)
+            else:
+                self._loop.remove_writer(self._fd)
+
+    def _ready(self) -> None:
+        if self._unsent:
+            self._flush()
+        if self._is_reading and not self._is_over:
+            self._read()
+
+    def _read(self) -> None:
+        self._read_wants_write = False
+        for _ in range(_READS_AT_ONCE):
+            try:
+                data = self._connection.recv(_READ_BYTES)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLWantWriteError:
+                self._read_wants_write = True
+                break
+            except OSError as error:
+                self._finish(error)
+                return
+            if not data:
+                self._protocol.eof_received()
+                self.close()
+                return
+            self._protocol.data_received(data)
+            if not self._is_reading:
+                break
+        self._watch()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent and (sent := self._send(self._unsent)):
+                del self._unsent[:sent]
+        except OSError as error:
+            self._finish(error)
+            return
+        if len(self._unsent) <= self._low_bytes and self._is_protocol_paused:
+            self._is_protocol_paused = False
+            self._protocol.resume_writing()
+        if self._is_closing and not self._unsent:
+            self._finish(None)
+        else:
+            self._watch()
+
+    def _send(self, data: bytes | bytearray | memoryview) -> int:
+        """Return how many bytes went; OpenSSL takes the same ones again after none."""
+        self._write_wants_read = False
+        try:
+            return self._connection.send(data)
+        except ssl.SSLWantWriteError:
+            return 0
+        except ssl.SSLWantReadError:
+            self._write_wants_read = True
+            return 0
+
+    def _finish(self, error: OSError | None) -> None:
+        """End the connection; the protocol hears of it in the loop's next round."""
+        if self._is_over:
+            return
+        self._is_closing = self._is_over = True
+        self._is_reading = False
+        self._unsent.clear()
+        self._watch()
+        self._loop.call_soon(self._lose, error)
+
+    def _lose(self, error: OSError | None) -> None:
+        try:
+            self._protocol.connection_lost(error)
+        finally:
+            if error is None:
+                with contextlib.suppress(OSError, ValueError):  # A farewell that the peer need not hear.
+                    self._connection.unwrap()
+            self._connection.close()
+
+    # What a protocol asks of a transport.
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send, and keep what the socket does not take yet."""
+        assert not self._is_lent, "a thread is sending"
+        if self._is_closing or not data:
+            return
+        with memoryview(data) as view:
+            position = 0
+            try:
+                while not self._unsent and position < len(view) and (sent := self._send(view[position:])):
+                    position += sent
+            except OSError as error:
+                self._finish(error)
+                return
+            self._unsent += view[position:]
+        if len(self._unsent) > self._high_bytes and not self._is_protocol_paused:
+            self._is_protocol_paused = True
+            self._protocol.pause_writing()
+        self._watch()
+
+    def close(self) -> None:
+        """Send what is left, and end the connection. A thread that has it is interrupted."""
+        if self._is_closing:
+            return
+        if self._unsent:
+            self._is_closing, self._is_reading = True, False
+            self._watch()
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection. A thread that has it is interrupted, and its loan ended first."""
+        if self._is_lent:
+            self._is_closing = True
+            self.shut()
+        else:
+            self._finish(None)
+
+    def is_closing(self) -> bool:
+        """Say whether the connection is ending or has ended."""
+        return self._is_closing
+
+    def is_reading(self) -> bool:
+        """Say whether what arrives is wanted."""
+        return self._is_reading
+
+    def pause_reading(self) -> None:
+        """Leave what arrives in the socket."""
+        self._is_reading = False
+        self._watch()
+
+    def resume_reading(self) -> None:
+        """Take what arrives again."""
+        self._is_reading = not self._is_closing
+        self._watch()
+
+    def get_write_buffer_size(self) -> int:
+        """Return how many bytes wait for the socket."""
+        return len(self._unsent)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Set the sizes at which the protocol is paused and resumed."""
+        self._high_bytes = _HIGH_WATER_BYTES if high is None else high
+        self._low_bytes = self._high_bytes // 4 if low is None else low
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        """Return who hears of what arrives."""
+        protocol: asyncio.BaseProtocol = self._protocol
+        return protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Change who hears of what arrives."""
+        self._protocol = protocol
+
+    def can_write_eof(self) -> bool:
+        """Deny: half a TLS connection cannot be closed."""
+        return False
+
+
+# What a thread does with a connection that was lent to it.
+
+
+def send_lent(
+    connection: ssl.SSLSocket, data: memoryview, *, stall_seconds: float, may_be_answered: bool
+) -> memoryview:
+    """
+    Send *data* and return what is left of it: nothing, unless the peer speaks instead of taking it.
+
+    Whatever is left has to come next on this connection.
+
+    Raises:
+        TimeoutError: The peer took nothing for *stall_seconds*.
+        OSError: The connection failed.
+    """
+    while data:
+        try:
+            sent = connection.send(data)
+        except ssl.SSLWantWriteError:
+            events = select.POLLOUT | (select.POLLIN if may_be_answered else 0)
+            seen = _wait(connection, events, stall_seconds)
+            if not seen:
+                raise TimeoutError(f"the peer took nothing for {stall_seconds:g} s") from None
+            if seen & select.POLLIN and not seen & select.POLLOUT:
+                return data
+        except ssl.SSLWantReadError:
+            if not _wait(connection, select.POLLIN, stall_seconds):
+                raise TimeoutError(f"the peer took nothing for {stall_seconds:g} s") from None
+        else:
+            data = data[sent:]
+    return data
+
+
+def receive_lent(connection: ssl.SSLSocket, buffer: memoryview, *, stall_seconds: float) -> None:
+    """
+    Fill *buffer*.
+
+    Raises:
+        ConnectionError: The connection ended early.
+        TimeoutError: Nothing came for *stall_seconds*.
+    """
+    while buffer:
+        try:
+            count = connection.recv_into(buffer)
+        except ssl.SSLWantReadError:
+            events = select.POLLIN
+        except ssl.SSLWantWriteError:
+            events = select.POLLOUT
+        else:
+            if not count:
+                raise ConnectionResetError("the connection ended before the body did")
+            buffer = buffer[count:]
+            continue
+        if not _wait(connection, events, stall_seconds):
+            raise TimeoutError(f"nothing came for {stall_seconds:g} s")
+
+
+def _wait(connection: ssl.SSLSocket, events: int, seconds: float) -> int:
+    """Return those of *events* that came, and errors; 0 when nothing did."""
+    poller = select.poll()
+    poller.register(connection, events)
+    seen = poller.poll(seconds * 1000)
+    return seen[0][1] if seen else 0
