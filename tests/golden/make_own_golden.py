@@ -18,6 +18,7 @@ from tieringd.formats.sidecar import encode_sidecar
 from tieringd.formats.topic_manifest import (
     Archiving,
     OriginalRetention,
+    TieringDefaults,
     TopicManifest,
     encode_topic_manifest,
 )
@@ -142,11 +143,15 @@ EMPTY_INDEX = SegmentIndex(
 TOPIC_MANIFEST_V1 = TopicManifest(
     TopicKey(CLUSTER, TOPIC, TOPIC_ID), partition_count=13, created_at_ms=1_700_000_000_000
 )
-TOPIC_MANIFEST = replace(
+TOPIC_MANIFEST_V2 = replace(
     TOPIC_MANIFEST_V1,
     archiving=Archiving.PAUSED,
     original_retention=OriginalRetention(retention_ms="604800000", retention_bytes=None),
     retention_released=True,
+)
+TOPIC_MANIFEST = replace(
+    TOPIC_MANIFEST_V2,
+    defaults=TieringDefaults(remote_write=True, remote_read=False, local_target_ms=86_400_000),
 )
 
 
@@ -157,7 +162,7 @@ def files() -> dict[str, bytes]:
         "partition-manifest-new.v2": encode_manifest(NEW_MANIFEST),
         "segment-index.v1": encode_sidecar(INDEX),
         "segment-index-empty.v1": encode_sidecar(EMPTY_INDEX),
-        "topic-manifest.v2.json": encode_topic_manifest(TOPIC_MANIFEST),
+        "topic-manifest.v3.json": encode_topic_manifest(TOPIC_MANIFEST),
     }
 
 

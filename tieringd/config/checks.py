@@ -7,40 +7,20 @@ at. `config.load` drops a finding that rests on a place with a fault of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from os.path import realpath
 from typing import TYPE_CHECKING
 
-from tieringd.config.fields import LATER
+from tieringd.config.fields import UNLIMITED
+from tieringd.config.finding import Finding
+from tieringd.config.store_checks import find_store_contradictions, find_store_doubts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from tieringd.config.model import Config
+    from tieringd.config.topic import TopicProperties
     from tieringd.config.yaml_source import Place
-
-_GCS_ENDPOINT = "storage.googleapis.com"
-_TLS_PORT = 443
-_S3_ONLY = (
-    "cloud_storage_bucket",
-    "cloud_storage_region",
-    "cloud_storage_access_key",
-    "cloud_storage_secret_key",
-    "cloud_storage_api_endpoint",
-    "cloud_storage_api_endpoint_port",
-    "cloud_storage_disable_tls",
-    "cloud_storage_trust_file",
-    "cloud_storage_url_style",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A broken rule: shown at the first of *places*, resting on all of them."""
-
-    places: tuple[Place, ...]
-    message: str
 
 
 def find_contradictions(config: Config) -> Iterator[Finding]:
@@ -51,28 +31,18 @@ def find_contradictions(config: Config) -> Iterator[Finding]:
     yield from _topics(config)
     yield from _controller(config)
     if config.cloud_storage_enabled:
-        yield from _object_store(config)
+        yield from find_store_contradictions(config)
 
 
 def find_doubts(config: Config) -> Iterator[Finding]:
     """Yield what is allowed and most likely not meant."""
     yield from _pins(config)
+    yield from _unlimited(config)
     if not config.cloud_storage_enabled:
         yield from _disabled(config)
         return
-    if config.backend == "file":
-        for name in _S3_ONLY:
-            if name in config.model_fields_set:
-                yield Finding(((name,), ("cloud_storage_backend",)), "has no effect with the file backend")
-    if config.backend == "aws" and config.cloud_storage_file_root is not None:
-        yield Finding(
-            (("cloud_storage_file_root",), ("cloud_storage_backend",)), "has no effect with the aws backend"
-        )
-    if config.endpoint_url == f"http://{config.cloud_storage_api_endpoint}:{_TLS_PORT}":
-        yield Finding(
-            (("cloud_storage_disable_tls",), ("cloud_storage_api_endpoint_port",)),
-            "plain HTTP goes to port 443; set cloud_storage_api_endpoint_port if that is not meant",
-        )
+    yield from find_store_doubts(config)
+    yield from _deletes(config)
     archives = config.cloud_storage_enable_remote_write or any(
         topic.remote_write or topic.remote_storage_enable for topic in config.topics.values()
     )
@@ -190,6 +160,54 @@ def _topics(config: Config) -> Iterator[Finding]:
                     (("topics", topic, name), ("topics", topic, "remote.storage.enable")),
                     "contradicts remote.storage.enable, which stands for write and read; remove one of them",
                 )
+        yield from _read_replica(topic, properties)
+
+
+def _read_replica(topic: str, properties: TopicProperties) -> Iterator[Finding]:
+    if properties.read_replica is None:
+        return
+    for name, value in (
+        ("remote.storage.enable", properties.remote_storage_enable),
+        ("redpanda.remote.write", properties.remote_write),
+    ):
+        if value:
+            yield Finding(
+                (("topics", topic, name), ("topics", topic, "redpanda.remote.readreplica")),
+                "contradicts redpanda.remote.readreplica, as a read replica is never uploaded; remove one",
+            )
+
+
+def _deletes(config: Config) -> Iterator[Finding]:
+    """Yield where a topic's objects are to be deleted with it, which takes more than is set."""
+    for topic, properties in config.topics.items():
+        if not properties.remote_delete:
+            continue
+        place: Place = ("topics", topic, "redpanda.remote.delete")
+        kafka = properties.remote_storage_enable
+        needs = (
+            ("redpanda.remote.write", properties.remote_write if kafka is None else kafka),
+            ("redpanda.remote.read", properties.remote_read if kafka is None else kafka),
+        )
+        off = [name for name, value in needs if value is False]
+        if off or properties.read_replica is not None:
+            reason = f"{' and '.join(off)} set to false" if off else "a read replica"
+            yield Finding(
+                (place, ("topics", topic)),
+                f"has no effect with {reason}: it takes write, read and no read replica",
+            )
+        else:
+            yield Finding((place,), "has no effect yet: this release deletes no objects of a deleted topic")
+
+
+def _unlimited(config: Config) -> Iterator[Finding]:
+    if config.log_retention_ms == UNLIMITED and not (
+        config.cloud_storage_enabled and config.cloud_storage_enable_remote_write
+    ):
+        yield Finding(
+            (("log_retention_ms",), ("cloud_storage_enabled",), ("cloud_storage_enable_remote_write",)),
+            "keeps records without limit, and without remote write that fills the local disks: "
+            "set cloud_storage_enable_remote_write, or a limit in the broker",
+        )
 
 
 def _controller(config: Config) -> Iterator[Finding]:
@@ -216,27 +234,3 @@ def _pins(config: Config) -> Iterator[Finding]:
             )
         elif not config.pin_segments and place != switch:
             yield Finding((place, switch), "has no effect while pin_segments is false")
-
-
-def _object_store(config: Config) -> Iterator[Finding]:
-    backend: Place = ("cloud_storage_backend",)
-    endpoint: Place = ("cloud_storage_api_endpoint",)
-    on: Place = ("cloud_storage_enabled",)
-    if config.cloud_storage_api_endpoint == _GCS_ENDPOINT:
-        yield Finding((endpoint,), f"{_GCS_ENDPOINT} means the gcs backend; {LATER}")
-        return
-    if config.backend is None:
-        inferred_from: tuple[Place, ...] = (("cloud_storage_bucket",), ("cloud_storage_region",), endpoint)
-        yield Finding(
-            (backend, on, *inferred_from),
-            "is required: set file or aws (aws is understood from a bucket with its region, or an endpoint)",
-        )
-        return
-    required = ["cloud_storage_file_root"]
-    if config.backend == "aws":
-        required = ["cloud_storage_bucket", "cloud_storage_access_key", "cloud_storage_secret_key"]
-        if config.cloud_storage_api_endpoint is None:
-            required.append("cloud_storage_region")
-    for name in required:
-        if getattr(config, name) is None:
-            yield Finding(((name,), backend, on, endpoint), f"is required for the {config.backend} backend")

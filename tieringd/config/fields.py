@@ -285,9 +285,7 @@ class AbsolutePath(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Kind):
-    """One of the words of a Literal; *later* are words of the seeds that are not in this release."""
-
-    later: tuple[str, ...] = ()
+    """One of the words of a Literal."""
 
     @property
     def label(self) -> str:
@@ -295,9 +293,7 @@ class Choice(Kind):
         return "one of"
 
     def read(self, value: Any) -> object:
-        """Return the str, unless it is a word of a later release."""
-        if value in self.later:
-            raise ValueError(f"{value!r} is known, but {LATER}")
+        """Return the str."""
         return str(value) if isinstance(value, str) else value
 
     def __get_pydantic_core_schema__(
@@ -314,6 +310,22 @@ class Choice(Kind):
         return core_schema.no_info_before_validator_function(read, handler(source))
 
 
+class OnlyUnlimited(Kind):
+    """A duration without limit; an actual one is a thing of a later release."""
+
+    @property
+    def label(self) -> str:
+        """Return what the reference page calls this kind."""
+        return f"{UNLIMITED}"
+
+    def read(self, value: Any) -> object:
+        """Return -1."""
+        found = duration(1, MAX_INT64, UNLIMITED).read(value)
+        if found != UNLIMITED:
+            raise ValueError(f"a limit is known, but {LATER}; write -1, or remove the line")
+        return found
+
+
 def _refuse_cleared(value: Any) -> Any:
     if value is None or value == "":
         raise ValueError("cannot be reset with an empty value or null; remove the line")
@@ -326,3 +338,10 @@ Refuses an empty text and null, which other tools take for "back to the default"
 
 It goes around a property's own kind; a property that is not in the file stays unset.
 """
+
+
+class Live:
+    """Marks a property whose new value a running daemon takes over; all others need a restart."""
+
+
+LIVE = Live()

@@ -1,20 +1,21 @@
 """
-Names of tiered storage that a later release brings, so that a typing error can be told from them.
+Names of tiered storage that are no properties of ours: of a later release, or of the broker alone.
 
-A name leaves this page when its property takes effect; a property that is accepted and does
-nothing would be worse than one that is refused.
+A later one is refused until it takes effect: a property that is accepted and does nothing would be
+worse. One that can never apply beside a broker is accepted, so that a cluster's properties can be
+kept in one place, and reported with the reason.
 """
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 LATER_PROPERTIES: frozenset[str] = frozenset(
     [
-        "cloud_storage_azure_adls_endpoint",
-        "cloud_storage_azure_adls_port",
-        "cloud_storage_azure_container",
-        "cloud_storage_azure_managed_identity_id",
-        "cloud_storage_azure_shared_key",
-        "cloud_storage_azure_storage_account",
         "cloud_storage_cache_check_interval_ms",
         "cloud_storage_cache_chunk_size",
         "cloud_storage_cache_directory",
@@ -38,23 +39,11 @@ LATER_PROPERTIES: frozenset[str] = frozenset(
         "cloud_storage_segment_size_target",
         "cloud_storage_target_manifest_size_bytes",
         "kafka_enable_describe_log_dirs_remote_storage",
-        "compacted_log_segment_size",
         "delete_retention_ms",
-        "group_offset_retention_check_ms",
-        "group_offset_retention_sec",
         "initial_retention_local_target_bytes_default",
         "initial_retention_local_target_ms_default",
-        "legacy_group_offset_retention_enabled",
         "log.retention.bytes",
         "log.retention.ms",
-        "log.roll.ms",
-        "log_compaction_interval_ms",
-        "log_retention_ms",
-        "log_segment_ms",
-        "log_segment_ms_max",
-        "log_segment_ms_min",
-        "log_segment_size",
-        "max_compacted_log_segment_size",
         "retention_bytes",
         "retention_local_strict",
         "ballast_file_path",
@@ -75,14 +64,37 @@ LATER_PROPERTIES: frozenset[str] = frozenset(
 LATER_TOPIC_PROPERTIES: frozenset[str] = frozenset(
     [
         "cleanup.policy",
-        "redpanda.remote.delete",
         "redpanda.remote.recovery",
         "remote.log.retention.bytes",
         "remote.log.retention.minutes",
         "retention.bytes",
         "retention.ms",
-        "segment.bytes",
-        "segment.ms",
     ]
 )
 """Topic properties, written under `topics`."""
+
+_ROLLING = "the broker rolls its segments; set it there"
+_COMPACTION = "the broker compacts its logs; set it there"
+_GROUPS = "the broker keeps the offsets of consumer groups, and they are not tiered; set it there"
+
+NOT_APPLICABLE: Mapping[str, str] = MappingProxyType(
+    {
+        "compacted_log_segment_size": _COMPACTION,
+        "group_offset_retention_check_ms": _GROUPS,
+        "group_offset_retention_sec": _GROUPS,
+        "legacy_group_offset_retention_enabled": _GROUPS,
+        "log.roll.ms": _ROLLING,
+        "log_compaction_interval_ms": _COMPACTION,
+        "log_segment_ms": _ROLLING,
+        "log_segment_ms_max": _ROLLING,
+        "log_segment_ms_min": _ROLLING,
+        "log_segment_size": _ROLLING,
+        "max_compacted_log_segment_size": _COMPACTION,
+    }
+)
+"""Cluster properties that only the broker can act on, and why."""
+
+NOT_APPLICABLE_TO_TOPICS: Mapping[str, str] = MappingProxyType(
+    {"segment.bytes": _ROLLING, "segment.ms": _ROLLING}
+)
+"""The same for topic properties under `topics`."""

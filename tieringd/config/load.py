@@ -10,6 +10,7 @@ the next look, and so is every finding that rests on them.
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 from tieringd.config.checks import find_contradictions, find_doubts
 from tieringd.config.fields import described
 from tieringd.config.model import Config
-from tieringd.config.naming import explain_unknown, nearest_place
+from tieringd.config.naming import explain_unknown, nearest_place, why_not_applicable
 from tieringd.config.yaml_source import Problem, read_document
 from tieringd.errors import ConfigError
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from pydantic_core import ErrorDetails
 
-    from tieringd.config.checks import Finding
+    from tieringd.config.finding import Finding
     from tieringd.config.yaml_source import Document, Place
 
 _Data: TypeAlias = dict[str, Any]
@@ -43,12 +44,39 @@ _MESSAGES = {
 """By pydantic's name of the fault; a single value's faults come from its kind, in words."""
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was written: a line of the file, and the environment variables in it."""
+
+    line: int
+    variables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, and where what is in it was written."""
+
+    config: Config
+    origins: Mapping[Place, Origin]
+    """By place in the file; what is not here was not written down."""
+
+
 def load_config(path: Path, *, environ: Mapping[str, str]) -> Config:
     """
     Return the configuration in the file *path*.
 
     Raises:
         ConfigError: The file cannot be read, or anything in it is wrong.
+    """
+    return load_with_origins(path, environ=environ).config
+
+
+def load_with_origins(path: Path, *, environ: Mapping[str, str]) -> Loaded:
+    """
+    Return the configuration in the file *path*, and where each of its values was written.
+
+    Raises:
+        ConfigError: As with `load_config`.
     """
     source = str(path)
     try:
@@ -62,7 +90,7 @@ def load_config(path: Path, *, environ: Mapping[str, str]) -> Config:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _error(source, [f"{source}:{line}: this line is not UTF-8 text"]) from None
-    return parse_config(text, source=source, environ=environ)
+    return parse_with_origins(text, source=source, environ=environ)
 
 
 def parse_config(text: str, *, source: str, environ: Mapping[str, str]) -> Config:
@@ -72,19 +100,60 @@ def parse_config(text: str, *, source: str, environ: Mapping[str, str]) -> Confi
     Raises:
         ConfigError: Anything is wrong; all faults are in `problems`, in the order of the lines.
     """
+    return parse_with_origins(text, source=source, environ=environ).config
+
+
+def parse_with_origins(text: str, *, source: str, environ: Mapping[str, str]) -> Loaded:
+    """
+    Return the configuration that *text* holds, and where each of its values was written.
+
+    Raises:
+        ConfigError: As with `parse_config`.
+    """
     document = read_document(text, environ)
     problems = list(document.problems)
     if document.data is not None:
         suspects = {problem.place for problem in problems if problem.place}
-        found, at_fault = _read_values(document, document.data)
+        data, notes = _applicable(document, document.data)
+        found, at_fault = _read_values(document, data)
         problems += [one for one in found if not _rests_on((one.place,), suspects)]
-        config = _without(document.data, suspects | at_fault)
+        config = _without(data, suspects | at_fault)
         suspects |= at_fault | {nearest_place(place) for place in at_fault}
         problems += _problems(find_contradictions(config), document, suspects)
         if not problems:
             doubts = _problems(find_doubts(config), document, suspects)
-            return config.with_warnings(_located(doubts, source))
+            remarked = config.with_remarks(warnings=_located(doubts, source), notes=_located(notes, source))
+            return Loaded(remarked, {place: _origin(document, place) for place in document.lines})
     raise _error(source, _located(problems, source))
+
+
+def _origin(document: Document, place: Place) -> Origin:
+    return Origin(document.lines[place], document.variables.get(place, ()))
+
+
+def _applicable(document: Document, data: _Data) -> tuple[_Data, list[Problem]]:
+    """Return *data* without what only the broker can act on, and a note on each that was left out."""
+    kept = dict(data)
+    places: list[Place] = [(name,) for name in data]
+    topics = data.get("topics")
+    if isinstance(topics, dict):
+        kept["topics"] = {
+            topic: dict(properties) if isinstance(properties, dict) else properties
+            for topic, properties in topics.items()
+        }
+        places += [
+            ("topics", topic, name)
+            for topic, properties in topics.items()
+            if isinstance(properties, dict)
+            for name in properties
+        ]
+    notes: list[Problem] = []
+    for place in places:
+        reason = why_not_applicable(place)
+        if reason is not None:
+            _remove(kept, place)
+            notes.append(Problem(document.line_of(place), place, f"not applicable: {reason}"))
+    return kept, notes
 
 
 def _read_values(document: Document, data: _Data) -> tuple[list[Problem], set[Place]]:
@@ -167,4 +236,4 @@ def _located(problems: Iterable[Problem], source: str) -> tuple[str, ...]:
 def _error(source: str, problems: Iterable[str]) -> ConfigError:
     lines = tuple(problems)
     count = "one problem" if len(lines) == 1 else f"{len(lines)} problems"
-    return ConfigError(f"{source} has {count}", problems=lines, hint="Nothing was started; correct the file")
+    return ConfigError(f"{source} has {count}", problems=lines, hint="Nothing was changed; correct the file")

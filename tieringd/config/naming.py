@@ -11,7 +11,12 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from tieringd.config.fields import LATER
-from tieringd.config.known import LATER_PROPERTIES, LATER_TOPIC_PROPERTIES
+from tieringd.config.known import (
+    LATER_PROPERTIES,
+    LATER_TOPIC_PROPERTIES,
+    NOT_APPLICABLE,
+    NOT_APPLICABLE_TO_TOPICS,
+)
 from tieringd.config.model import AdminConfig, BrokerConfig, Config, LogConfig, Security
 from tieringd.config.topic import TopicProperties
 from tieringd.config.yaml_source import dotted
@@ -41,17 +46,26 @@ def property_names(model: type[BaseModel]) -> tuple[str, ...]:
     return tuple(field.alias or name for name, field in model.model_fields.items())
 
 
+def why_not_applicable(place: Place) -> str | None:
+    """Return why a name, which is valid at *place*, says nothing to us; None for any other name."""
+    if len(place) == 1:
+        return NOT_APPLICABLE.get(str(place[0]))
+    is_topics = place[0] == "topics" and len(place) == len(_TOPIC) + 1
+    return NOT_APPLICABLE_TO_TOPICS.get(str(place[-1])) if is_topics else None
+
+
 def explain_unknown(place: Place) -> str:
     """Return what to say of a name that its section does not have."""
     section, name = _section(place), str(place[-1])
     later = LATER_TOPIC_PROPERTIES if section == _TOPIC else LATER_PROPERTIES
+    accepted = NOT_APPLICABLE_TO_TOPICS if section == _TOPIC else NOT_APPLICABLE if not section else ()
     if name in later:
         return f"known property of tiered storage; {LATER}"
     for other, model in SECTIONS.items():
         if name in property_names(model) and other != section:
             return f"unknown property here; it belongs {_where(other)}"
     names = property_names(SECTIONS[section])
-    for near in get_close_matches(name, [*names, *later], n=1):
+    for near in get_close_matches(name, [*names, *later, *accepted], n=1):
         if near in later:
             return f"unknown property; the nearest name is {near}, and {LATER}"
         return f"unknown property; did you mean {near}?"

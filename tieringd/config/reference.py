@@ -6,21 +6,25 @@ The reference page of the configuration, made from the classes themselves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel
-
-from tieringd.config.fields import NEVER_CLEARED, Choice, Kind
+from tieringd.config.describe import TOPICS, properties_of
+from tieringd.config.known import NOT_APPLICABLE, NOT_APPLICABLE_TO_TOPICS
 from tieringd.config.naming import SECTIONS
 from tieringd.config.yaml_source import dotted
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+    from collections.abc import Mapping
+
+    from tieringd.config.describe import Property
+    from tieringd.config.yaml_source import Place
 
 _INTRODUCTION = """\
 # Configuration reference
 
 Made by `tieringd.config.reference` from the classes that read the file; do not edit this page.
+`tieringd config check FILE` finds what is wrong with a file, `config show FILE` prints what is in effect and
+where each value came from, and `config schema` prints a JSON schema for editors.
 
 The file is YAML. Every fault in it is reported at once, with its line, and nothing starts before
 all are gone. A property that is not listed here is refused.
@@ -32,6 +36,8 @@ all are gone. A property that is not listed here is refused.
   a fault. Write `$${` for the two characters themselves. Inside `[ ]`, put it in quotes.
 * **null** is accepted where the default is null. A property whose default is "not set" cannot be reset with
   null or an empty text: remove its line.
+* **reload** says what a changed value needs: `live` properties are taken over by a running daemon that is
+  sent SIGHUP, all others need a `restart`. A new file with a fault changes nothing.
 * **Words** are `true` and `false` only; `yes`, `no`, `on` and `off` are text. Anchors, aliases and tags are
   not supported.
 """
@@ -57,57 +63,59 @@ A value of the broker that cannot be read is ignored, and reported in the log.
 """
 
 
+_NOT_APPLICABLE = """\
+
+## Not applicable
+
+These are accepted, have no effect, and are reported with the reason, so that a cluster's properties can be
+kept in one file.
+
+| property | reason |
+|---|---|
+"""
+
+
 def render() -> str:
     """Return the whole page."""
-    return _INTRODUCTION + "".join(
+    sections = "".join(
         f"\n## {_heading(place)}\n"
-        + (_TOPICS if model.__name__ == "TopicProperties" else "")
-        + "\n| property | type | default | meaning |\n|---|---|---|---|\n"
-        + "".join(_row(name, field) for name, field in model.model_fields.items())
+        + (_TOPICS if place == TOPICS else "")
+        + "\n| property | type | default | reload | meaning |\n|---|---|---|---|---|\n"
+        + "".join(_row(place, one) for one in properties_of(model))
         for place, model in SECTIONS.items()
     )
+    topics = {f"topics[NAME].{name}": reason for name, reason in NOT_APPLICABLE_TO_TOPICS.items()}
+    return _INTRODUCTION + sections + _NOT_APPLICABLE + _reasons({**NOT_APPLICABLE, **topics})
 
 
-def _heading(place: tuple[str | int, ...]) -> str:
+def _heading(place: Place) -> str:
     return f"`{dotted(place)}`" if place else "Top level"
 
 
-def _row(name: str, field: FieldInfo) -> str:
-    annotation = field.rebuild_annotation()
-    kinds = _kinds(annotation)
-    cells = (
-        f"`{field.alias or name}`",
-        _type(annotation, kinds),
-        _default(field, kinds),
-        f"{field.description}",
-    )
+def _row(place: Place, one: Property) -> str:
+    is_live = one.is_live or place == TOPICS
+    reload = "" if one.is_section else "live" if is_live else "restart"
+    cells = (f"`{one.name}`", _type(one), _default(one), reload, one.meaning)
     return f"| {' | '.join(cells)} |\n"
 
 
-def _kinds(annotation: Any) -> list[tuple[Kind, Any]]:
-    """Return the kinds in an annotation with the types they describe, the outermost first."""
-    is_annotated = hasattr(annotation, "__metadata__")
-    own = [(one, get_args(annotation)[0]) for one in annotation.__metadata__] if is_annotated else []
-    inner = get_args(annotation)[:1] if is_annotated else get_args(annotation)
-    below = [pair for argument in inner for pair in _kinds(argument)]
-    return [(kind, source) for kind, source in own if isinstance(kind, Kind)] + below
+def _reasons(reasons: Mapping[str, str]) -> str:
+    return "".join(f"| `{name}` | {reason} |\n" for name, reason in reasons.items())
 
 
-def _type(annotation: Any, kinds: list[tuple[Kind, Any]]) -> str:
-    bare = get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
-    if get_origin(bare) is dict or (isinstance(bare, type) and issubclass(bare, BaseModel)):
+def _type(one: Property) -> str:
+    if one.is_section:
         return "section, see below"
-    kind, source = kinds[0]
-    words = ", ".join(f"`{word}`" for word in get_args(source)) if isinstance(kind, Choice) else ""
-    many = "list, each: " if get_origin(bare) is tuple else ""
-    return f"{many}{kind.label} {words}".strip()
+    words = ", ".join(f"`{word}`" for word in one.words)
+    many = "list, each: " if one.is_list else ""
+    return f"{many}{one.kinds[0][0].label} {words}".strip()
 
 
-def _default(field: FieldInfo, kinds: list[tuple[Kind, Any]]) -> str:
-    if field.is_required():
+def _default(one: Property) -> str:
+    if one.field.is_required():
         return "required"
-    if field.default is None:
-        return "not set" if NEVER_CLEARED in field.metadata else "`null`"
-    if field.default_factory is not None or isinstance(field.default, BaseModel):
+    if one.is_section:
         return ""
-    return f"`{kinds[0][0].show(field.default)}`" if field.default != () else "none"
+    if one.field.default is None:
+        return "`null`" if one.accepts_null else "not set"
+    return f"`{one.show(one.field.default)}`" if one.field.default != () else "none"

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tieringd.config.fields import AS_TOTAL, MAX_INT64, UNLIMITED, Flag, duration, size
+from tieringd.config.fields import AS_TOTAL, MAX_INT64, UNLIMITED, Flag, Text, duration, size
 from tieringd.policies.local_retention import LocalRetentionTarget
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_T = TypeVar("_T", bool, int)
+_T = TypeVar("_T", bool, int, str)
+_BUCKET = r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]"
 _WILDCARDS = frozenset("*?[")
 
 STRICT = ConfigDict(
@@ -46,6 +47,12 @@ class TopicProperties(BaseModel):
     """Serve reads of this topic from the archive."""
     remote_storage_enable: Annotated[bool, Flag()] | None = Field(default=None, alias="remote.storage.enable")
     """Kafka's name: both of the above."""
+    remote_delete: Annotated[bool, Flag()] | None = Field(default=None, alias="redpanda.remote.delete")
+    """Whether deleting the topic is to delete its objects. It takes write and read, and is true with both."""
+    read_replica: Annotated[str, Text("text", _BUCKET, "must be a bucket's bare name")] | None = Field(
+        default=None, alias="redpanda.remote.readreplica"
+    )
+    """The bucket that this topic is a read replica of: it is never uploaded, nor its objects deleted."""
     local_target_ms: Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None = Field(
         default=None, alias="retention.local.target.ms"
     )
@@ -91,8 +98,10 @@ class TopicConfig:
     broker_retention_bytes: int | None = None
     managed_retention: bool = False
     """Whether tieringd is to take over the topic's retention from the broker."""
+    remote_delete: bool = False
+    """Whether deleting the topic deletes its objects: only with write and read, and of no read replica."""
     problems: tuple[str, ...] = ()
-    """Values in the broker's topic configuration that could not be read and were ignored."""
+    """What in the broker's topic configuration cannot be read, contradicts or has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +112,8 @@ class _Settings:
     remote_read: bool | None
     target_ms: int | None
     target_bytes: int | None
+    remote_delete: bool | None
+    read_replica: str | None
 
 
 def resolve_topic(
@@ -120,9 +131,15 @@ def resolve_topic(
     target_ms = _first([place.target_ms for place in places])
     target_bytes = _first([place.target_bytes for place in places])
     target = defaults.local_retention_target
+    replica_of = _first([place.read_replica for place in places])
+    wants_write = defaults.remote_write if write is None else write
+    remote_write = defaults.enabled and wants_write and not replica_of
+    remote_read = defaults.enabled and (defaults.remote_read if read is None else read)
+    delete = _first([place.remote_delete for place in places])
     return TopicConfig(
-        remote_write=defaults.enabled and (defaults.remote_write if write is None else write),
-        remote_read=defaults.enabled and (defaults.remote_read if read is None else read),
+        remote_write=remote_write,
+        remote_read=remote_read,
+        remote_delete=remote_write and remote_read and delete is not False,
         local_retention_target=LocalRetentionTarget(
             target_ms=target.target_ms if target_ms is None else _limit(target_ms),
             target_bytes=target.target_bytes if target_bytes is None else _limit(target_bytes),
@@ -131,8 +148,18 @@ def resolve_topic(
         and bool(_first([one.managed_retention for one in _matching(name, overrides)])),
         broker_retention_ms=_retention(broker_properties, "retention.ms"),
         broker_retention_bytes=_retention(broker_properties, "retention.bytes"),
-        problems=problems,
+        problems=(*problems, *_refused_write(name, replica_of if write else None)),
     )
+
+
+def _refused_write(topic: str, replica_of: str | None) -> tuple[str, ...]:
+    if replica_of is None:
+        return ()
+    problem = (
+        f"topic {topic}: redpanda.remote.readreplica={replica_of} refuses redpanda.remote.write, "
+        "as a read replica is never uploaded; remove one of them"
+    )
+    return (problem,)
 
 
 def is_pattern(name: str) -> bool:
@@ -153,6 +180,8 @@ def _file_settings(properties: TopicProperties) -> _Settings:
         remote_read=_first([properties.remote_storage_enable, properties.remote_read]),
         target_ms=_first([properties.local_retention_ms, properties.local_target_ms]),
         target_bytes=_first([properties.local_retention_bytes, properties.local_target_bytes]),
+        remote_delete=properties.remote_delete,
+        read_replica=properties.read_replica,
     )
 
 
@@ -178,6 +207,11 @@ def _broker_settings(topic: str, properties: Mapping[str, str]) -> tuple[_Settin
         problems.append(f"topic {topic}: the broker has {name}={properties[name]}, which is not a limit")
         return None
 
+    if flag("redpanda.remote.recovery"):
+        problems.append(
+            f"topic {topic}: the broker has redpanda.remote.recovery=true, which acts only when a topic "
+            "is created, and has no effect on this one"
+        )
     kafka = flag("remote.storage.enable")
     settings = _Settings(
         remote_write=_first([kafka, flag("redpanda.remote.write")]),
@@ -194,8 +228,16 @@ def _broker_settings(topic: str, properties: Mapping[str, str]) -> tuple[_Settin
                 _redpanda_limit(limit("retention.local.target.bytes", UNLIMITED)),
             ]
         ),
+        remote_delete=flag("redpanda.remote.delete"),
+        read_replica=_bucket(properties.get("redpanda.remote.readreplica", "")),
     )
     return settings, tuple(problems)
+
+
+def _bucket(text: str) -> str | None:
+    """Return the bucket of a read replica; Redpanda also writes an empty text or `false` for none."""
+    text = text.strip()
+    return None if text.lower() in ("", "false", "null") else text
 
 
 def _retention(properties: Mapping[str, str], name: str) -> int | None:

@@ -65,6 +65,8 @@ class Document:
     """None when the text is not even a mapping; then there is nothing to look at."""
     lines: Mapping[Place, int]
     problems: tuple[Problem, ...]
+    variables: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)
+    """The environment variables in the value of each place that has any."""
 
     def line_of(self, place: Place) -> int:
         """Return the line of *place*, or of the nearest section around it that is written down."""
@@ -116,7 +118,7 @@ def read_document(text: str, environ: Mapping[str, str]) -> Document:
     if not isinstance(data, dict):
         reader.problems.append(Problem(1, (), "must hold properties, one `name: value` on each line"))
         data = None
-    return Document(data, reader.lines, tuple(reader.problems))
+    return Document(data, reader.lines, tuple(reader.problems), reader.variables)
 
 
 class _Loader(yaml.SafeLoader):
@@ -141,6 +143,7 @@ class _NodeReader:
     environ: Mapping[str, str]
     lines: dict[Place, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    variables: dict[Place, tuple[str, ...]] = field(default_factory=dict)
 
     def read(self, node: yaml.Node, place: Place) -> Any:
         """Return the value of *node*: a dict, a tuple or a scalar."""
@@ -194,6 +197,7 @@ class _NodeReader:
                     "after ${ comes a variable's name and }; write $${ for the two characters themselves"
                 )
             elif match[1] in self.environ:
+                self.variables[place] = (*self.variables.get(place, ()), match[1])
                 return self.environ[match[1]]
             else:
                 message = f"the environment variable {match[1]} is not set"

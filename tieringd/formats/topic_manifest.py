@@ -16,9 +16,13 @@ from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.partition import TopicIdPartition
 
-VERSION = 2
-_WITHOUT_ARCHIVING = 1
-"""The version before `archiving` and `original_retention`."""
+VERSION = 3
+_READ_VERSIONS = (1, 2, VERSION)
+_FIELDS_SINCE: dict[int, dict[str, Any]] = {
+    2: {"archiving": "on", "original_retention": None, "retention_released": False},
+    3: {"defaults": None},
+}
+"""What a document of an older version means by leaving them out."""
 
 
 class Archiving(StrEnum):
@@ -42,6 +46,17 @@ class OriginalRetention:
 
 
 @dataclass(frozen=True, slots=True)
+class TieringDefaults:
+    """What holds for a topic that says nothing itself: the cluster's values at some time."""
+
+    remote_write: bool
+    remote_read: bool
+    local_target_ms: int | None = None
+    """The local target that it was created with, -1 without limit; None is the cluster's value of now."""
+    local_target_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class TopicManifest:
     """One incarnation of a topic in one cluster."""
 
@@ -55,6 +70,8 @@ class TopicManifest:
     """Set while tieringd manages the topic's retention on the broker."""
     retention_released: bool = False
     """An operator gave the retention back; the configuration does not take it again by itself."""
+    defaults: TieringDefaults | None = None
+    """What the topic began with when it was first seen; None before anybody recorded it."""
 
     def partitions(self) -> tuple[TopicIdPartition, ...]:
         """Return the partitions 0 to `partition_count` - 1; some may have no manifest."""
@@ -78,6 +95,7 @@ def encode_topic_manifest(manifest: TopicManifest) -> bytes:
         "archiving": manifest.archiving,
         "retention_released": manifest.retention_released,
         "original_retention": asdict(manifest.original_retention) if manifest.original_retention else None,
+        "defaults": asdict(manifest.defaults) if manifest.defaults else None,
     }
     return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
 
@@ -98,19 +116,15 @@ def decode_topic_manifest(data: bytes) -> TopicManifest:
 def _manifest(document: dict[str, Any]) -> TopicManifest:
     # The version comes first: what else a newer document holds is not known here.
     version = document["version"]
-    if version not in (_WITHOUT_ARCHIVING, VERSION):
+    if version not in _READ_VERSIONS:
         raise CorruptDataError(
-            f"topic manifest has version {version}; this release reads {_WITHOUT_ARCHIVING} and {VERSION}",
+            f"topic manifest has version {version}; this release reads {', '.join(map(str, _READ_VERSIONS))}",
             hint="Upgrade tieringd on this host",
         )
-    if version == _WITHOUT_ARCHIVING:
-        document = {
-            **document,
-            "archiving": "on",
-            "original_retention": None,
-            "retention_released": False,
-        }
-    original = document["original_retention"]
+    for later, fields in _FIELDS_SINCE.items():
+        if version < later:
+            document = {**fields, **document}
+    original, defaults = document["original_retention"], document["defaults"]
     return TopicManifest(
         TopicKey(document["cluster"], document["topic"], document["topic_id"]),
         partition_count=int(document["partition_count"]),
@@ -119,4 +133,5 @@ def _manifest(document: dict[str, Any]) -> TopicManifest:
         archiving=Archiving(document["archiving"]),
         retention_released=bool(document["retention_released"]),
         original_retention=None if original is None else OriginalRetention(**original),
+        defaults=None if defaults is None else TieringDefaults(**defaults),
     )

@@ -15,6 +15,8 @@ AWS = SMALLEST + (
 )
 """Ten lines."""
 
+KAFKA_TIERED = TIERED.replace("kind: none", "kind: kafka\n  bootstrap: [localhost:9092]")
+
 
 def without(text, name):
     return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(f"{name}:"))
@@ -241,10 +243,19 @@ def test_tiering_needs_a_backend():
     text = without(without(TIERED, "cloud_storage_backend"), "cloud_storage_file_root")
     assert problems_of(text) == [
         (
-            "t.yaml:1: cloud_storage_backend: is required: set file or aws "
-            "(aws is understood from a bucket with its region, or an endpoint)"
+            "t.yaml:1: cloud_storage_backend: is required: set file, aws, google, azure or plugin (a bucket "
+            "with its region, an endpoint or a storage account would say it as well)"
         )
     ]
+
+
+def test_plugin_backend_needs_a_name():
+    """What the package reads besides is its own affair."""
+    text = TIERED.replace("cloud_storage_backend: file", "cloud_storage_backend: plugin")
+    (problem,) = problems_of(text)
+    assert "cloud_storage_plugin: is required for the plugin backend" in problem
+    named = parsed(text + "cloud_storage_plugin: mine\n")
+    assert (named.store_kind, named.cloud_storage_plugin) == ("plugin", "mine")
 
 
 def test_file_backend_needs_a_root():
@@ -254,31 +265,12 @@ def test_file_backend_needs_a_root():
     ]
 
 
-def test_aws_backend_needs_bucket_region_and_keys():
-    """Each missing property is named."""
-    text = SMALLEST + "cloud_storage_enabled: true\ncloud_storage_enable_remote_write: true\n"
-    assert problems_of(text + "cloud_storage_backend: aws\n") == [
-        f"t.yaml:1: cloud_storage_{name}: is required for the aws backend"
-        for name in ("bucket", "access_key", "secret_key", "region")
-    ]
-
-
 def test_endpoint_makes_the_region_optional():
     """An S3-compatible store often has no regions."""
     config = parsed(without(AWS, "cloud_storage_region") + "cloud_storage_api_endpoint: s3.local\n")
     assert config.backend == "aws"
     assert problems_of(without(AWS, "cloud_storage_region") + "cloud_storage_backend: aws\n") == [
         "t.yaml:1: cloud_storage_region: is required for the aws backend"
-    ]
-
-
-def test_google_endpoint_means_a_backend_of_a_later_release():
-    """The documents' way to say GCS is understood, and refused."""
-    assert problems_of(AWS + "cloud_storage_api_endpoint: storage.googleapis.com\n") == [
-        (
-            "t.yaml:11: cloud_storage_api_endpoint: storage.googleapis.com means the gcs backend; "
-            "this release does not implement it yet"
-        )
     ]
 
 
@@ -362,6 +354,33 @@ def test_what_is_not_said_of_the_store_is_inferred(text, backend, url_style, end
 def test_what_is_hardly_meant_is_a_warning(text, warning):
     """A doubtful configuration works, and says so."""
     assert parsed(text).warnings == (warning,)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_warned"),
+    [
+        pytest.param(SMALLEST, True, id="tiering-off"),
+        pytest.param(SMALLEST + "cloud_storage_enable_remote_write: true\n", True, id="write-while-off"),
+        pytest.param(without(KAFKA_TIERED, "cloud_storage_enable_remote_write"), True, id="write-off"),
+        pytest.param(KAFKA_TIERED, False, id="write-on"),
+    ],
+)
+def test_keeping_everything_without_remote_write_is_a_warning(text, is_warned):
+    """Records without limit fill the local disks when nothing takes them away."""
+    line = text.count("\n") + 1
+    words = f"t.yaml:{line}: log_retention_ms: keeps records without limit, and without remote write"
+    found = parsed(text + "log_retention_ms: -1\n").warnings
+    assert any(warning.startswith(words) for warning in found) is is_warned
+    assert not any("log_retention_ms" in warning for warning in parsed(text).warnings)
+
+
+@pytest.mark.parametrize("value", ["7d", "604800000", "0", "-2", "soon"])
+def test_limit_of_total_retention_is_refused_until_it_takes_effect(value):
+    """What is not deleted by this release cannot be promised to be deleted."""
+    (problem,) = problems_of(SMALLEST + f"log_retention_ms: {value}\n")
+    assert problem.startswith("t.yaml:5: log_retention_ms: ")
+    if value in ("7d", "604800000"):
+        assert problem.endswith("this release does not implement it yet; write -1, or remove the line")
 
 
 def test_broker_or_a_topic_may_switch_archiving_on():

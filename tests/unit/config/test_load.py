@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from tests.unit.config.texts import SMALLEST, TIERED, parsed, problems_of
 from tieringd.config import Config, load_config, parse_config
-from tieringd.config.known import LATER_PROPERTIES, LATER_TOPIC_PROPERTIES
+from tieringd.config.known import (
+    LATER_PROPERTIES,
+    LATER_TOPIC_PROPERTIES,
+    NOT_APPLICABLE,
+    NOT_APPLICABLE_TO_TOPICS,
+)
 from tieringd.config.naming import SECTIONS, property_names
 from tieringd.errors import ConfigError
 
@@ -53,7 +58,7 @@ def test_file_that_cannot_be_read_says_why(tmp_path):
 
 def test_error_counts_its_problems():
     """The error's own text says how many there are; the lines are in `problems`."""
-    with pytest.raises(ConfigError, match=r"^t\.yaml has 2 problems\. Nothing was started"):
+    with pytest.raises(ConfigError, match=r"^t\.yaml has 2 problems\. Nothing was changed"):
         parse_config(SMALLEST + "aaaaa: 1\nbbbbb: 2\n", source="t.yaml", environ={})
 
 
@@ -126,6 +131,11 @@ log: {}
             "the nearest name is cloud_storage_cache_size, and this",
             id="near-later",
         ),
+        pytest.param(
+            "log_segment_sise: 1", "unknown property; did you mean log_segment_size?", id="near-ignored"
+        ),
+        pytest.param("segment.ms: 1", "did you mean log_segment_ms?", id="ignored-topic-property-at-the-top"),
+        pytest.param("topics: {a: {log.roll.ms: 1}}", "unknown property", id="ignored-of-a-topic"),
         pytest.param("broker2: {}", "did you mean broker?", id="section-name"),
         pytest.param("1: x", "no name is near it", id="number-as-name"),
     ],
@@ -148,8 +158,11 @@ def test_unknown_name_in_broker_security_is_explained():
 def test_name_of_a_later_release_is_not_also_a_name_of_this_one():
     """A property leaves the table of later ones when it takes effect."""
     for place, model in SECTIONS.items():
-        later = LATER_TOPIC_PROPERTIES if place and place[0] == "topics" else LATER_PROPERTIES
+        is_topic = bool(place) and place[0] == "topics"
+        later = LATER_TOPIC_PROPERTIES if is_topic else LATER_PROPERTIES
+        ignored = NOT_APPLICABLE_TO_TOPICS if is_topic else NOT_APPLICABLE
         assert later.isdisjoint(property_names(model))
+        assert set(ignored).isdisjoint({*property_names(model), *later})
 
 
 @pytest.mark.parametrize(
@@ -168,14 +181,22 @@ def test_name_of_a_later_release_is_not_also_a_name_of_this_one():
         ("cloud_storage_initial_backoff_ms: [1]", "must be a duration, such as 30s, not a list"),
         ("retention_local_target_ms_default: -2", "must be at least 1ms, or -1, not -2"),
         ("retention_local_target_bytes_default: 1h", "'1h' is a duration, and this is a size"),
-        ("cloud_storage_backend: s3", "must be one of file, aws, not 's3'"),
-        ("cloud_storage_backend: [aws]", "must be one of file, aws, not a list"),
-        ("cloud_storage_backend: gcs", "'gcs' is known, but this release does not implement it yet"),
-        ("cloud_storage_backend: azure", "'azure' is known, but this release does not implement it yet"),
-        (
-            "cloud_storage_credentials_source: sts",
-            "'sts' is known, but this release does not implement it yet",
+        ("cloud_storage_backend: s3", "must be one of file, aws, google, azure, plugin, not 's3'"),
+        ("cloud_storage_backend: [aws]", "must be one of file, aws, google, azure, plugin, not a list"),
+        pytest.param(
+            "cloud_storage_credentials_source: iam",
+            "must be one of config_file, aws_instance_metadata, sts, gcp_instance_metadata, "
+            "azure_vm_instance_metadata, azure_aks_oidc_federation, not 'iam'",
+            id="source",
         ),
+        ("cloud_storage_azure_container: Archive", "must be 3 to 63 lower-case letters, digits and single"),
+        ("cloud_storage_azure_container: a--b", "must be 3 to 63 lower-case letters, digits and single"),
+        ("cloud_storage_azure_storage_account: my-account", "must be 3 to 24 lower-case letters and digits"),
+        ("cloud_storage_azure_adls_endpoint: https://h", "must be a bare host name"),
+        ("cloud_storage_azure_adls_port: 0", "must be from 1 to 65535, not 0"),
+        ("cloud_storage_sse: AES256", "must be one of managed, kms, not 'AES256'"),
+        ("cloud_storage_storage_class: Very Cool", "must be one word; 'Very Cool' is refused"),
+        ("cloud_storage_multipart_part_size_bytes: 1MiB", "must be from 5MiB to 5GiB, not '1MiB'"),
         ("cloud_storage_url_style: PATH", "must be one of virtual_host, path, not 'PATH'"),
         ("cloud_storage_bucket: s3://b", "must be a bucket's bare name; 's3://b' is refused"),
         (
@@ -259,6 +280,13 @@ def test_file_without_a_broker_section_asks_for_one():
         "cloud_storage_api_endpoint_port",
         "cloud_storage_disable_tls",
         "cloud_storage_trust_file",
+        "cloud_storage_gcs_credentials_file",
+        "cloud_storage_azure_storage_account",
+        "cloud_storage_azure_container",
+        "cloud_storage_azure_shared_key",
+        "cloud_storage_azure_managed_identity_id",
+        "cloud_storage_azure_adls_endpoint",
+        "cloud_storage_azure_adls_port",
     ],
 )
 def test_access_property_is_reset_by_removing_its_line(name, empty):
@@ -330,14 +358,16 @@ _VALUES = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from([*Config.model_fields, "kind", "log_dirs", "security", "a*"]), inner, max_size=4
+            st.sampled_from([*Config.model_fields, "kind", "log_dirs", "security", "a*", "segment.ms"]),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=10,
 )
 
 
-@given(st.dictionaries(st.sampled_from([*Config.model_fields, "zzz"]), _VALUES, max_size=8))
+@given(st.dictionaries(st.sampled_from([*Config.model_fields, "zzz", "log.roll.ms"]), _VALUES, max_size=8))
 @settings(deadline=None)
 def test_any_yaml_is_a_config_or_a_config_error_with_problems(document):
     """However values are mixed up, the answer is a list of problems in the file's own lines."""

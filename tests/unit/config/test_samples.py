@@ -23,7 +23,14 @@ EXAMPLES = {"broker", "state_directory"}
 
 def test_samples_are_the_ones_that_this_release_can_run():
     """A sample for a broker of a later release would not load."""
-    assert [path.name for path in SAMPLES] == ["embedded.yaml", "full.yaml", "kafka.yaml", "redpanda.yaml"]
+    assert [path.name for path in SAMPLES] == [
+        "azure.yaml",
+        "embedded.yaml",
+        "full.yaml",
+        "google.yaml",
+        "kafka.yaml",
+        "redpanda.yaml",
+    ]
 
 
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.name)
@@ -94,13 +101,17 @@ def test_reference_page_is_current():
 
 def test_reference_page_explains_every_property():
     """Each property has a row with a type, and a meaning of its own."""
-    rows = re.findall(r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]*) \| ([^|]+) \|$", render(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `([a-z_.]+)` \| ([^|]+) \| ([^|]*) \| ([^|]*) \| ([^|]+) \|$", render(), re.MULTILINE
+    )
     assert [name for name, *_ in rows] == [
         name for model in SECTIONS.values() for name in property_names(model)
     ]
-    assert all(kind and meaning not in ("", "None") for _, kind, _, meaning in rows)
-    described = {name: (kind, default) for name, kind, default, _ in rows}
-    assert described["state_directory"] == ("absolute path", "required")
-    assert described["cloud_storage_bucket"] == ("text", "not set")
-    assert described["retention_local_target_ms_default"] == ("duration, at least 1ms, or -1", "`1d`")
-    assert described["format"] == ("one of `json`, `console`", "`json`")
+    assert all(kind and meaning not in ("", "None") for _, kind, _, _, meaning in rows)
+    described = {name: (kind, default, reload) for name, kind, default, reload, _ in rows}
+    assert described["state_directory"] == ("absolute path", "required", "restart")
+    assert described["cloud_storage_bucket"] == ("text", "not set", "restart")
+    assert described["redpanda.remote.write"] == ("true or false", "`null`", "live")
+    assert described["topics"] == ("section, see below", "", "")
+    assert described["retention_local_target_ms_default"] == ("duration, at least 1ms, or -1", "`1d`", "live")
+    assert described["format"] == ("one of `json`, `console`", "`json`", "restart")

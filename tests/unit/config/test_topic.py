@@ -4,8 +4,9 @@ from itertools import product
 
 import pytest
 
-from tests.unit.config.texts import SMALLEST, TIERED, parsed, problems_of
+from tests.unit.config.texts import SMALLEST, TIERED, parsed
 from tieringd.config import TopicConfig
+from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.policies.local_retention import LocalRetentionTarget
 
 DAY_MS = 86_400_000
@@ -115,15 +116,6 @@ def test_file_goes_before_the_broker_and_the_broker_before_the_cluster(of_cluste
     assert getattr(found, f"remote_{which}") is (said[0] if said else False)
 
 
-def test_remote_delete_is_known_and_refused_until_it_takes_effect():
-    """An operator who writes it is told, and a broker that has it set is no problem."""
-    (problem,) = problems_of(TIERED + "topics: {orders: {redpanda.remote.delete: true}}\n")
-    assert "redpanda.remote.delete" in problem
-    assert "this release does not implement it yet" in problem
-    for value in ("true", "false"):
-        assert topic({"redpanda.remote.delete": value}) == topic()
-
-
 @pytest.mark.parametrize(
     ("broker", "retention"),
     [
@@ -190,6 +182,26 @@ def test_topic_that_nobody_mentions_has_the_cluster_values():
         local_retention_target=LocalRetentionTarget(target_ms=DAY_MS, target_bytes=None),
         problems=(),
     )
+
+
+@pytest.mark.parametrize(
+    ("recorded", "broker", "expected"),
+    [
+        pytest.param((None, None), {}, (DAY_MS, None), id="nothing"),
+        pytest.param((5000, 700), {}, (5000, 700), id="both"),
+        pytest.param((-1, None), {}, (None, None), id="no-limit"),
+        pytest.param((5000, 700), {"retention.local.target.ms": "300"}, (300, 700), id="set-since-then"),
+        pytest.param((5000, 700), {"local.retention.bytes": "-2"}, (5000, None), id="set-to-total"),
+    ],
+)
+def test_recorded_local_target_stands_for_the_cluster_value(recorded, broker, expected):
+    """What a topic was created with holds where it sets nothing itself."""
+    target_ms, target_bytes = recorded
+    begins_with = TieringDefaults(
+        remote_write=True, remote_read=True, local_target_ms=target_ms, local_target_bytes=target_bytes
+    )
+    found = parsed(TIERED).topic("orders", broker, begins_with)
+    assert found.local_retention_target == LocalRetentionTarget(*expected)
 
 
 def test_kafka_name_stands_for_write_and_read():

@@ -10,20 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.golden.make_own_golden import OWN, TOPIC_MANIFEST, TOPIC_MANIFEST_V1, files
+from tests.golden.make_own_golden import OWN, TOPIC_MANIFEST, TOPIC_MANIFEST_V1, TOPIC_MANIFEST_V2, files
 from tests.unit.formats.damage import NOT_JSON_OBJECTS, changed_heads, truncations
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import (
     Archiving,
     OriginalRetention,
+    TieringDefaults,
     TopicManifest,
     decode_topic_manifest,
     encode_topic_manifest,
 )
 from tieringd.model.partition import TopicIdPartition
 
-GOLDEN = (OWN / "topic-manifest.v2.json").read_bytes()
+GOLDEN = (OWN / "topic-manifest.v3.json").read_bytes()
 DOCUMENT = json.loads(GOLDEN)
 
 
@@ -38,6 +39,14 @@ DOCUMENT = json.loads(GOLDEN)
         original_retention=st.none()
         | st.builds(OriginalRetention, st.none() | st.text(max_size=9), st.none() | st.text(max_size=9)),
         retention_released=st.booleans(),
+        defaults=st.none()
+        | st.builds(
+            TieringDefaults,
+            st.booleans(),
+            st.booleans(),
+            st.none() | st.integers(),
+            st.none() | st.integers(),
+        ),
     )
 )
 def test_topic_manifest_survives_encoding(manifest):
@@ -49,12 +58,19 @@ def test_topic_manifest_survives_encoding(manifest):
 
 
 def test_golden_topic_manifest_is_read_and_written():
-    """What version 2 wrote is read as what it meant, and written the same, to the byte."""
+    """What version 3 wrote is read as what it meant, and written the same, to the byte."""
     assert decode_topic_manifest(GOLDEN) == TOPIC_MANIFEST
-    assert files()["topic-manifest.v2.json"] == GOLDEN
+    assert files()["topic-manifest.v3.json"] == GOLDEN
 
 
-def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_2():
+def test_golden_topic_manifest_of_version_2_is_read():
+    """What version 2 could not say is with which values the topic was first seen."""
+    found = decode_topic_manifest((OWN / "topic-manifest.v2.json").read_bytes())
+    assert found == TOPIC_MANIFEST_V2
+    assert found.defaults is None
+
+
+def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_3():
     """What version 1 could not say is: archived, and never managed."""
     found = decode_topic_manifest((OWN / "topic-manifest.v1.json").read_bytes())
     assert found == TOPIC_MANIFEST_V1
@@ -64,7 +80,7 @@ def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_2():
         False,
     )
     again = encode_topic_manifest(found)
-    assert json.loads(again)["version"] == 2
+    assert json.loads(again)["version"] == 3
     assert decode_topic_manifest(again) == found
 
 
@@ -82,8 +98,8 @@ def test_topic_manifest_leads_to_its_partitions():
 @pytest.mark.parametrize(
     "document",
     [
-        pytest.param(DOCUMENT | {"version": 3}, id="same fields"),
-        pytest.param({"version": 3, "name": "fields that we do not know"}, id="other fields"),
+        pytest.param(DOCUMENT | {"version": 4}, id="same fields"),
+        pytest.param({"version": 4, "name": "fields that we do not know"}, id="other fields"),
     ],
 )
 def test_topic_manifest_of_a_newer_version_says_what_to_do(document):
@@ -91,7 +107,7 @@ def test_topic_manifest_of_a_newer_version_says_what_to_do(document):
     with pytest.raises(CorruptDataError) as caught:
         decode_topic_manifest(json.dumps(document).encode())
     assert str(caught.value) == (
-        "topic manifest has version 3; this release reads 1 and 2. Upgrade tieringd on this host"
+        "topic manifest has version 4; this release reads 1, 2, 3. Upgrade tieringd on this host"
     )
 
 

@@ -1,0 +1,220 @@
+"""Every property of the systems we implement: it works, it is not applicable, or it is refused as later."""
+
+from typing import NamedTuple
+
+import pytest
+
+from tests.unit.config.texts import SMALLEST, parsed, problems_of
+from tieringd.config.describe import properties_of
+from tieringd.config.model import Config
+from tieringd.config.topic import TopicProperties
+
+NO_DEFAULT = "no default of its own"
+"""The document gives none, or it is another system's."""
+DERIVED = "derived"
+"""What it is follows from other properties; the field itself holds nothing."""
+MIB, GIB = 2**20, 2**30
+DAY_MS = 86_400_000
+WEEK_MS = 7 * DAY_MS
+
+
+class Works(NamedTuple):
+    default: object
+    example: str
+
+
+class NotApplicable(NamedTuple):
+    default: object
+    reason: str
+
+
+class Later(NamedTuple):
+    default: object
+
+
+ROLLS = "the broker rolls its segments; set it there"
+COMPACTS = "the broker compacts its logs; set it there"
+GROUPS = "the broker keeps the offsets of consumer groups, and they are not tiered; set it there"
+
+CLUSTER = {
+    # Object storage access
+    "cloud_storage_enabled": Works(False, "false"),
+    "cloud_storage_region": Works(None, "eu-central-1"),
+    "cloud_storage_bucket": Works(None, "archive"),
+    "cloud_storage_credentials_source": Works("config_file", "sts"),
+    "cloud_storage_access_key": Works(None, "k"),
+    "cloud_storage_secret_key": Works(None, "s"),
+    "cloud_storage_api_endpoint": Works(DERIVED, "s3.example.com"),
+    "cloud_storage_api_endpoint_port": Works(443, "9000"),
+    "cloud_storage_disable_tls": Works(False, "true"),
+    "cloud_storage_trust_file": Works(None, "/etc/ca.pem"),
+    "cloud_storage_azure_container": Works(None, "archive"),
+    "cloud_storage_azure_storage_account": Works(None, "account1"),
+    "cloud_storage_azure_shared_key": Works(None, "k"),
+    "cloud_storage_azure_managed_identity_id": Works(None, "id"),
+    "cloud_storage_azure_adls_endpoint": Works(None, "h.example.com"),
+    "cloud_storage_azure_adls_port": Works(None, "443"),
+    # Transport and retries
+    "cloud_storage_max_connections": Works(20, "10"),
+    "cloud_storage_initial_backoff_ms": Works(100, "1s"),
+    "cloud_storage_segment_upload_timeout_ms": Works(30_000, "1m"),
+    "cloud_storage_manifest_upload_timeout_ms": Works(10_000, "1m"),
+    "cloud_storage_max_connection_idle_time_ms": Works(5_000, "1m"),
+    # Remote write
+    "cloud_storage_enable_remote_write": Works(False, "true"),
+    "cloud_storage_enable_remote_read": Works(False, "true"),
+    "cloud_storage_segment_max_upload_interval_sec": Works(None, "600"),
+    "cloud_storage_reconciliation_interval_ms": Works(10_000, "1s"),
+    "cloud_storage_upload_ctrl_update_interval_ms": Works(60_000, "1s"),
+    "cloud_storage_upload_ctrl_p_coeff": Works(-2.0, "-1"),
+    "cloud_storage_upload_ctrl_d_coeff": Works(0.0, "1"),
+    "cloud_storage_upload_ctrl_min_shares": Works(100, "10"),
+    "cloud_storage_upload_ctrl_max_shares": Works(1000, "900"),
+    # Remote read and cache
+    "cloud_storage_cache_directory": Later("<data>/cloud_storage_cache"),
+    "cloud_storage_cache_size": Later(0),
+    "cloud_storage_cache_size_percent": Later(20),
+    "cloud_storage_cache_max_objects": Later(100_000),
+    "cloud_storage_cache_num_buckets": Later(0),
+    "cloud_storage_cache_check_interval_ms": Later(30_000),
+    "cloud_storage_cache_trim_carryover_bytes": Later(0),
+    "cloud_storage_cache_trim_threshold_percent_size": Later(None),
+    "cloud_storage_cache_trim_threshold_percent_objects": Later(None),
+    "cloud_storage_cache_trim_walk_concurrency": Later(1),
+    "cloud_storage_cache_chunk_size": Later(16 * MIB),
+    "cloud_storage_chunk_eviction_strategy": Later("eager"),
+    "cloud_storage_disable_chunk_reads": Later(False),
+    "cloud_storage_hydrated_chunks_per_segment_ratio": Later(0.7),
+    "cloud_storage_min_chunks_per_segment_threshold": Later(5),
+    "kafka_enable_describe_log_dirs_remote_storage": Later(True),
+    # Housekeeping of the archive
+    "cloud_storage_idle_timeout_ms": Later(10_000),
+    "cloud_storage_idle_threshold_rps": Later(1),
+    "cloud_storage_housekeeping_interval_ms": Later(300_000),
+    "cloud_storage_enable_segment_merging": Later(True),
+    "cloud_storage_segment_size_target": Later(None),
+    "cloud_storage_segment_size_min": Later(None),
+    "cloud_storage_target_manifest_size_bytes": Later(64 * 2**10),
+    # Retention. Of total retention only "without limit" works, which is what this release does.
+    "log_retention_ms": Works(None, "-1"),
+    "retention_bytes": Later(None),
+    "delete_retention_ms": Later(WEEK_MS),
+    "log.retention.ms": Later(NO_DEFAULT),
+    "log.retention.bytes": Later(NO_DEFAULT),
+    "log.roll.ms": NotApplicable(NO_DEFAULT, ROLLS),
+    "retention_local_target_ms_default": Works(DAY_MS, "2d"),
+    "retention_local_target_bytes_default": Works(None, "1GiB"),
+    "initial_retention_local_target_bytes_default": Later(None),
+    "initial_retention_local_target_ms_default": Later(None),
+    "retention_local_strict": Later(False),
+    "log_segment_ms": NotApplicable(NO_DEFAULT, ROLLS),
+    "log_segment_ms_min": NotApplicable(NO_DEFAULT, ROLLS),
+    "log_segment_ms_max": NotApplicable(NO_DEFAULT, ROLLS),
+    "log_segment_size": NotApplicable(GIB, ROLLS),
+    "compacted_log_segment_size": NotApplicable(NO_DEFAULT, COMPACTS),
+    "max_compacted_log_segment_size": NotApplicable(NO_DEFAULT, COMPACTS),
+    "log_compaction_interval_ms": NotApplicable(NO_DEFAULT, COMPACTS),
+    "group_offset_retention_sec": NotApplicable(NO_DEFAULT, GROUPS),
+    "group_offset_retention_check_ms": NotApplicable(NO_DEFAULT, GROUPS),
+    "legacy_group_offset_retention_enabled": NotApplicable(NO_DEFAULT, GROUPS),
+    # Space management and disk alerts
+    "space_management_enable": Later(True),
+    "disk_reservation_percent": Later(20),
+    "retention_local_target_capacity_bytes": Later(None),
+    "retention_local_target_capacity_percent": Later(NO_DEFAULT),
+    "retention_local_trim_interval": Later(30_000),
+    "storage_space_alert_free_threshold_bytes": Later(0),
+    "storage_space_alert_free_threshold_percent": Later(5),
+    "storage_min_free_bytes": Later(5 * GIB),
+    "tune_ballast_file": Later(False),
+    "ballast_file_path": Later("<data>/ballast"),
+    "ballast_file_size": Later(GIB),
+}
+TOPIC = {
+    "redpanda.remote.write": Works(None, "true"),
+    "redpanda.remote.read": Works(None, "true"),
+    "redpanda.remote.delete": Works(None, "false"),
+    "redpanda.remote.recovery": Later(None),
+    "retention.ms": Later(None),
+    "retention.bytes": Later(None),
+    "retention.local.target.ms": Works(None, "1d"),
+    "retention.local.target.bytes": Works(None, "1GiB"),
+    "local.retention.ms": Works(None, "-2"),
+    "local.retention.bytes": Works(None, "-2"),
+    "remote.storage.enable": Works(None, "true"),
+    "remote.log.retention.minutes": Later(None),
+    "remote.log.retention.bytes": Later(None),
+    "cleanup.policy": Later("delete"),
+    "segment.ms": NotApplicable(None, ROLLS),
+    "segment.bytes": NotApplicable(GIB, ROLLS),
+}
+LATER = "known property of tiered storage; this release does not implement it yet"
+
+
+def of(table, kind):
+    return [pytest.param(name, one, id=name) for name, one in table.items() if isinstance(one, kind)]
+
+
+def cluster_line(name, value):
+    return f"{name}: {value}\n", f"t.yaml:5: {name}"
+
+
+def topic_line(name, value):
+    return f"topics:\n  orders:\n    {name}: {value}\n", f"t.yaml:7: topics[orders].{name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "line", "model"),
+    [(*param.values, cluster_line, Config) for param in of(CLUSTER, Works)]
+    + [(*param.values, topic_line, TopicProperties) for param in of(TOPIC, Works)],
+)
+def test_property_works_under_its_own_name_with_its_own_default(name, one, line, model):
+    """The default is the documents', and the file may hold another value."""
+    (found,) = (known for known in properties_of(model) if known.name == name)
+    assert found.field.default == (None if one.default is DERIVED else one.default)
+    text, _ = line(name, one.example)
+    config = parsed(SMALLEST + text)
+    holder = config.topics["orders"] if model is TopicProperties else config
+    assert found.attribute in holder.model_fields_set
+    assert config.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "line"),
+    [(*param.values, cluster_line) for param in of(CLUSTER, NotApplicable)]
+    + [(*param.values, topic_line) for param in of(TOPIC, NotApplicable)],
+)
+@pytest.mark.parametrize("value", ["1", "null", "anything"])
+def test_property_that_is_not_applicable_is_accepted_and_reported(name, one, line, value):
+    """It says why, with its line, and changes nothing."""
+    text, where = line(name, value)
+    config = parsed(SMALLEST + text)
+    assert config.notes == (f"{where}: not applicable: {one.reason}",)
+    assert config.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "one", "line"),
+    [(*param.values, cluster_line) for param in of(CLUSTER, Later)]
+    + [(*param.values, topic_line) for param in of(TOPIC, Later)],
+)
+def test_property_of_a_later_release_is_refused_even_with_its_default(name, one, line):
+    """A property that is accepted and does nothing would be worse than one that is refused."""
+    value = one.default if type(one.default) in (int, float) else "true"
+    text, where = line(name, value)
+    assert problems_of(SMALLEST + text) == [f"{where}: {LATER}"]
+
+
+def test_notes_come_in_the_order_of_the_lines_and_beside_faults():
+    """What is not applicable never hides a fault, and a fault never makes a note of one."""
+    text = (
+        SMALLEST + "topics: {a: {segment.ms: 1, local.retention.ms: x}}\nlog.roll.ms: 5\nlog_segment_ms: 6\n"
+    )
+    (problem,) = problems_of(text)
+    assert problem.startswith("t.yaml:5: topics[a].local.retention.ms: ")
+    found = parsed(text.replace("ms: x", "ms: 5")).notes
+    assert [note.split(": ")[:2] for note in found] == [
+        ["t.yaml:5", "topics[a].segment.ms"],
+        ["t.yaml:6", "log.roll.ms"],
+        ["t.yaml:7", "log_segment_ms"],
+    ]
