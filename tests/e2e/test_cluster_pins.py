@@ -78,7 +78,7 @@ async def test_retention_during_an_outage_loses_nothing_with_pins(
     assert_whole(daemons.config())
 
 
-async def test_retention_during_an_outage_leaves_a_recorded_gap_without_pins(
+async def test_retention_during_an_outage_leaves_recorded_gaps_without_pins(
     brokers, seaweedfs, daemons_of, objects, topic
 ):
     """Without pins what the broker deleted is a gap: in the manifest, the metrics and each reader's way."""
@@ -106,19 +106,26 @@ async def test_retention_during_an_outage_leaves_a_recorded_gap_without_pins(
     daemons[1].until_next_offset(topic, base_of_active(directory))
 
     manifest = archived_manifest(objects, topic)
-    (gap,) = manifest.gaps
-    assert (gap.base_offset, manifest.faults()) == (archived_to, ())
-    assert gap.next_offset >= first_base(directory) - 20
-    lost = gap.next_offset - gap.base_offset
-    assert daemons[1].metric("tieringd_archive_gaps_total", topic=topic) == 1
+    # One gap, or one on either side of a segment whose upload held its file open while the broker deleted it.
+    lost_offsets = {offset for gap in manifest.gaps for offset in range(gap.base_offset, gap.next_offset)}
+    lost = len(lost_offsets)
+    assert manifest.faults() == ()
+    assert lost > 0
+    assert min(lost_offsets) >= archived_to
+    assert max(lost_offsets) >= first_base(directory) - 21
+    assert daemons[1].metric("tieringd_archive_gaps_total", topic=topic) == len(manifest.gaps)
     assert daemons[1].metric("tieringd_archive_gap_offsets", topic=topic) == lost
     archived = read_records(daemons.config(), topic)
     kept = [
         (offset, value)
         for offset, value in enumerate(written)
-        if offset < manifest.next_offset and not gap.base_offset <= offset < gap.next_offset
+        if offset < manifest.next_offset and offset not in lost_offsets
     ]
     assert [(one.offset, one.value) for one in archived] == kept
     told = run_command("read", topic, "--partition", "0", "--config", str(daemons.config())).stderr.decode()
-    assert f"gap: offsets {gap.base_offset} to {gap.last_offset} are not archived: the broker removed" in told
+    for gap in manifest.gaps:
+        assert (
+            f"gap: offsets {gap.base_offset} to {gap.last_offset} are not archived: the broker removed"
+            in told
+        )
     assert assert_whole(daemons.config())["partitions"][0]["gap_offsets"] == lost

@@ -23,6 +23,7 @@ from tieringd.services.archive_reader import ArchiveReader
 from tieringd.services.archiver import Archiver
 from tieringd.services.bookkeeper import Bookkeeper
 from tieringd.services.catalog import Catalog
+from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
 from tieringd.services.manifest_store import ManifestStore
 from tieringd.services.observation import Observation
@@ -108,6 +109,7 @@ def archive_in(
     reader = ArchiveReader(store)
     return Archive(
         store=store,
+        check_store=_fit,
         manifests=manifests,
         remote_log=remote_log,
         gate=gate,
@@ -117,6 +119,10 @@ def archive_in(
         records=RecordReader(remote_log, reader),
         verifier=Verifier(store, remote_log),
     )
+
+
+async def _fit() -> None:
+    """Find nothing wrong with the store."""
 
 
 def archiver_of(
@@ -184,6 +190,7 @@ def reconciler_of(
         bookkeeper=Bookkeeper(
             registry=registry,
             follower=follower,
+            first_sight=FirstSight(broker, registry),
             retention=RetentionManager(broker, registry),
             interval_seconds=interval_seconds,
         ),

@@ -52,6 +52,11 @@ class FakeBroker:
         self.trims: list[tuple[TopicPartition, int]] = []
         """Every trim that was asked for: the partition and the offset."""
 
+    def add(self, writer: LogWriter) -> None:
+        """Hold one more partition, and lead it."""
+        self._writers[writer.name] = writer
+        self.epochs[writer.name] = writer.epochs[-1][0]
+
     def fail_next(self, operation: str, error: TieringError) -> None:
         """Let the next call of *operation* raise *error*."""
         self._faults[operation].append(error)

@@ -1,26 +1,87 @@
-"""`tieringd config`: look at a configuration before it is used."""
+"""`tieringd config`: look at a configuration before it is used, and at what may be in one."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tieringd.cli.options import loaded
+from tieringd.cli.options import Format, OutputFormat, loaded, print_json
+from tieringd.config.effective import effective_settings
+from tieringd.config.load import load_with_origins
+from tieringd.config.reference import render
+from tieringd.config.schema import json_schema
+from tieringd.config.yaml_source import dotted
 
-config_app = typer.Typer(help="Check a configuration file.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.config import Config
+    from tieringd.config.effective import Setting
+
+config_app = typer.Typer(help="Check and explain a configuration file.", no_args_is_help=True)
+File = Annotated[Path, typer.Argument(help="The configuration file.")]
+_WIDEST_VALUE = 60
 
 
 @config_app.callback()
 def _group() -> None:
-    """Check a configuration file."""
+    """Check and explain a configuration file."""
 
 
 @config_app.command()
-def check(file: Annotated[Path, typer.Argument(help="The configuration file.")]) -> None:
+def check(file: File) -> None:
     """Report every fault at once, with its line; exit 0 when there is none."""
-    config = loaded(file)
+    _remark(loaded(file))
+    typer.echo(f"{file}: ok")
+
+
+@config_app.command()
+def show(file: File, output: Format = OutputFormat.TEXT) -> None:
+    """Print every property in effect and where its value came from; secrets are masked."""
+    found = load_with_origins(file, environ=os.environ)
+    settings = list(effective_settings(found))
+    if output is OutputFormat.JSON:
+        print_json({dotted(one.place): _document(one) for one in settings})
+    else:
+        _print_settings(settings)
+    _remark(found.config)
+
+
+@config_app.command()
+def schema() -> None:
+    """Print a JSON schema of the file, for editors."""
+    print_json(json_schema())
+
+
+@config_app.command()
+def docs() -> None:
+    """Print the reference page of all properties, in Markdown."""
+    typer.echo(render(), nl=False)
+
+
+def _remark(config: Config) -> None:
     for warning in config.warnings:
         typer.echo(f"warning: {warning}", err=True)
-    typer.echo(f"{file}: ok")
+    for note in config.notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _document(one: Setting) -> dict[str, Any]:
+    document: dict[str, Any] = {"value": one.value, "origin": one.source}
+    if one.line is not None:
+        document["line"] = one.line
+    if one.variables:
+        document["variables"] = list(one.variables)
+    if one.inferred_from:
+        document["inferred_from"] = list(one.inferred_from)
+    return document
+
+
+def _print_settings(settings: Sequence[Setting]) -> None:
+    names = max(len(dotted(one.place)) for one in settings)
+    values = min(max(len(one.shown) for one in settings), _WIDEST_VALUE)
+    for one in settings:
+        typer.echo(f"{dotted(one.place):<{names}}  {one.shown:<{values}}  {one.origin}")

@@ -9,13 +9,40 @@ from typing import TYPE_CHECKING
 import structlog
 
 if TYPE_CHECKING:
+    from structlog.typing import EventDict
+
     from tieringd.config.model import LogConfig
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
 
+class _Threshold:
+    """
+    Drop what is less important than the level that holds now.
+
+    A logger that was bound long ago would keep the level of that time, if the level were its own.
+    """
+
+    def __init__(self) -> None:
+        self.level = _LEVELS["info"]
+
+    def __call__(self, _logger: object, name: str, event: EventDict) -> EventDict:
+        if structlog.processors.NAME_TO_LEVEL[name] < self.level:
+            raise structlog.DropEvent
+        return event
+
+
+_threshold = _Threshold()
+
+
+def set_level(config: LogConfig) -> None:
+    """Let *config* decide from now on what is written."""
+    _threshold.level = _LEVELS[config.level]
+
+
 def configure_logging(config: LogConfig) -> None:
     """Send structured events, and the libraries' warnings, to standard error."""
+    set_level(config)
     renderer: structlog.typing.Processor
     if config.format == "json":
         renderer = structlog.processors.JSONRenderer()
@@ -28,13 +55,14 @@ def configure_logging(config: LogConfig) -> None:
         tracebacks = structlog.processors.ExceptionPrettyPrinter(file=sys.stderr)
     structlog.configure(
         processors=[
+            _threshold,
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             tracebacks,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[config.level]),
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS["debug"]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )

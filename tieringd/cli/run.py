@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import uvloop
 
-from tieringd.cli.logging import configure_logging
+from tieringd.cli.logging import configure_logging, set_level
 from tieringd.cli.options import ConfigFile, loaded
 from tieringd.daemon.app import run_daemon, run_once
 
@@ -29,7 +29,13 @@ def run(
     loaded_config = loaded(config)
     configure_logging(loaded_config.log)
     if not once:
-        _on_uvloop(run_daemon(loaded_config))
+        _on_uvloop(
+            run_daemon(
+                loaded_config,
+                load=lambda: loaded(config),
+                on_change=lambda changed: set_level(changed.log),
+            )
+        )
         return
     result: PassResult = _on_uvloop(run_once(loaded_config))
     if not _report(result):

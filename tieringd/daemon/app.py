@@ -3,7 +3,7 @@ The daemon's life, readable from top to bottom: open, serve, run until told to s
 
 SIGTERM and SIGINT ask it to stop: uploads in hand are finished and committed, within
 `shutdown_timeout_ms`. A second signal does not wait. Whatever is cut off then is at most an
-object that no manifest names.
+object that no manifest names. SIGHUP reads the configuration again (`daemon.reload`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import structlog
 from tieringd.broker.watch import DirectoryWatch
 from tieringd.daemon.admin import serving
 from tieringd.daemon.assembly import assembled
+from tieringd.daemon.reload import Reloader
 from tieringd.errors import StorageUnavailable
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tieringd.config import Config
     from tieringd.daemon.assembly import DaemonParts
@@ -34,9 +35,16 @@ _HINT_PAUSE_SECONDS = 0.2
 """Directory events come in bursts: a roll makes four files. One round answers for all of them."""
 
 
-async def run_daemon(config: Config) -> None:
+async def run_daemon(
+    config: Config,
+    *,
+    load: Callable[[], Config] | None = None,
+    on_change: Callable[[Config], None] = lambda _: None,
+) -> None:
     """
     Run until a signal asks to stop.
+
+    On SIGHUP the configuration is read again by *load*; *on_change* hears of the one in use then.
 
     Raises:
         ConfigError: The configuration cannot be used on this host.
@@ -50,9 +58,10 @@ async def run_daemon(config: Config) -> None:
         _report_start(config, parts)
         _measure_oldest_upload(metrics, parts)
         await _check_store(parts)
-        stop, hurry = asyncio.Event(), asyncio.Event()
-        with _signals(stop, hurry):
-            await _run_until_stopped(config, parts, stop, hurry)
+        reloader = Reloader(config, parts, load=load or (lambda: config), on_change=on_change)
+        stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        with _signals(stop, hurry, hangup):
+            await _run_until_stopped(reloader, parts, stop, hurry, hangup)
     log.info("stopped")
 
 
@@ -67,8 +76,9 @@ async def run_once(config: Config) -> PassResult:
     async with assembled(config, metrics) as parts:
         _report_start(config, parts)
         await parts.archive.store.list_page("meta/", limit=1)
+        await parts.archive.check_store()
         stop, hurry = asyncio.Event(), asyncio.Event()
-        with _signals(stop, hurry):
+        with _signals(stop, hurry, None):
             work = asyncio.create_task(parts.reconciler.run_once())
             stopper = asyncio.create_task(_stop_on(stop, parts))
             try:
@@ -80,12 +90,14 @@ async def run_once(config: Config) -> PassResult:
 
 
 async def _run_until_stopped(
-    config: Config, parts: DaemonParts, stop: asyncio.Event, hurry: asyncio.Event
+    reloader: Reloader, parts: DaemonParts, stop: asyncio.Event, hurry: asyncio.Event, hangup: asyncio.Event
 ) -> None:
+    config = reloader.config
     watch = DirectoryWatch([str(path) for path in config.broker.log_dirs])
     reconciling = asyncio.create_task(parts.reconciler.run())
     helpers: list[asyncio.Task[object]] = [
         asyncio.create_task(_stop_on(stop, parts)),
+        asyncio.create_task(reloader.run(hangup)),
         asyncio.create_task(_follow(watch, parts)),
         asyncio.create_task(_pass_hints(watch, parts)),
         asyncio.create_task(
@@ -97,7 +109,7 @@ async def _run_until_stopped(
         helpers.append(stopping)
         await asyncio.wait({reconciling, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not reconciling.done():
-            await _finish(config, reconciling, hurry)
+            await _finish(reloader.config, reconciling, hurry)
         if not reconciling.cancelled():
             await reconciling
     finally:
@@ -155,6 +167,7 @@ async def _check_store(parts: DaemonParts) -> None:
     """Fail at once where an operator must act; a store that is away now may come back."""
     try:
         await parts.archive.store.list_page("meta/", limit=1)
+        await parts.archive.check_store()
     except StorageUnavailable as error:
         log.warning("object store does not answer yet", error=str(error))
 
@@ -162,6 +175,8 @@ async def _check_store(parts: DaemonParts) -> None:
 def _report_start(config: Config, parts: DaemonParts) -> None:
     for warning in config.warnings:
         log.warning("configuration", warning=warning)
+    for note in config.notes:
+        log.info("configuration", note=note)
     log.info(
         "starting",
         broker=config.broker.kind,
@@ -182,7 +197,8 @@ def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
 
 
 @contextmanager
-def _signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+def _signals(stop: asyncio.Event, hurry: asyncio.Event, hangup: asyncio.Event | None) -> Iterator[None]:
+    """Let signals set events for the time of the context; without *hangup* SIGHUP does nothing."""
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
@@ -190,8 +206,13 @@ def _signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
+    loop.add_signal_handler(signal.SIGHUP, hangup.set if hangup else _ignore)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
+
+
+def _ignore() -> None:
+    """Do nothing: one pass ends soon, and begins with the configuration as it is then."""

@@ -148,6 +148,11 @@ class Archiver:
         """Note that the cluster still named this broker the leader; *until* is in loop time."""
         self._uploader.confirm_leadership(until=until)
 
+    def set_limits(self, limits: UploadLimits) -> None:
+        """Plan by *limits* from the next step on."""
+        self._limits = limits
+        self._rests_on = None
+
     def is_at_rest(self, seen: Observation) -> bool:
         """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
         return seen is self._rests_on and self._now_ms() < self._rests_until_ms

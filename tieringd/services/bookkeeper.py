@@ -16,14 +16,18 @@ import structlog
 from tieringd.errors import TieringError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Callable
 
+    from tieringd.services.first_sight import FirstSight
     from tieringd.services.follower import Follower
     from tieringd.services.observer import World
     from tieringd.services.retention_manager import RetentionManager
     from tieringd.services.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
+
+CLEAN_UP_INTERVAL_SECONDS = 6 * 3600.0
+"""How often the parts of uploads that nobody will finish are looked for: they cost storage, unseen."""
 
 
 class Bookkeeper:
@@ -34,14 +38,28 @@ class Bookkeeper:
         *,
         registry: TopicRegistry,
         follower: Follower,
+        first_sight: FirstSight,
         retention: RetentionManager,
         interval_seconds: float,
+        check_store: Callable[[], Awaitable[None]] | None = None,
+        clean_up: Callable[[], Awaitable[int]] | None = None,
     ) -> None:
-        """Take the parts; the bucket is listed for changes once in *interval_seconds*, at most."""
+        """
+        Take the parts.
+
+        *check_store* says that the store is fit for use: before that nothing is known of any topic,
+        and so nothing is archived. *clean_up* removes what killed processes left in the store; it
+        returns how much that was.
+        """
         self._registry = registry
         self._follower = follower
+        self._first_sight = first_sight
         self._retention = retention
-        self._interval_seconds = interval_seconds
+        self._check_store = check_store
+        self._clean_up = clean_up
+        self._clean_up_due = 0.0
+        self.interval_seconds = interval_seconds
+        """The bucket is listed for changes once in this time, at most."""
         self._refresh_due = 0.0
         self._faults: dict[str, str] = {}
 
@@ -54,6 +72,8 @@ class Bookkeeper:
         """Do what is due for *world*; return whether another look would find something else."""
         is_changed = await self.keep_topics(world)
         await self._follower.step([one.partition for one in world.followed])
+        if self._registry.is_known:
+            await self._try("abandoned uploads cannot be removed", self._remove_abandoned())
         return is_changed
 
     async def keep_topics(self, world: World) -> bool:
@@ -66,18 +86,35 @@ class Bookkeeper:
 
         await self._try("topic manifests cannot be read", refresh())
         if self._registry.is_known:
+            await self._try("topics first seen cannot be recorded", self._record_first_seen(world))
             wanted = [one.partition for one in world.wanted]
             await self._try("topic manifests cannot be kept", self._registry.ensure(wanted))
             await self._try("retention cannot be managed", self._retention.step(world.managed))
         return is_changed
+
+    async def _remove_abandoned(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._clean_up is None or now < self._clean_up_due:
+            return
+        self._clean_up_due = now + CLEAN_UP_INTERVAL_SECONDS
+        count = await self._clean_up()
+        if count:
+            log.info("abandoned uploads removed", uploads=count)
+
+    async def _record_first_seen(self, world: World) -> None:
+        if world.first_seen:
+            assert world.defaults is not None, "they come with what is first seen"
+            await self._first_sight.step(world.first_seen, world.defaults)
 
     async def _refresh(self, cluster: str) -> bool:
         """Look for changes of topic manifests, if that is due; return whether there were any."""
         now = asyncio.get_running_loop().time()
         if now < self._refresh_due:
             return False
+        if self._check_store is not None:
+            await self._check_store()
         is_changed = await self._registry.refresh(cluster)
-        self._refresh_due = now + self._interval_seconds
+        self._refresh_due = now + self.interval_seconds
         return is_changed
 
     async def _try(self, what: str, chore: Awaitable[None]) -> None:

@@ -38,10 +38,10 @@ class Catalog:
         self._manifests = manifests
 
     async def topics(self) -> AsyncIterator[TopicManifest]:
-        """Yield every topic of every cluster, by cluster and name."""
+        """Yield every topic of every cluster of which anything is archived, by cluster and name."""
         async for key in self._topic_keys():
             manifest = await self._manifests.load_topic(key)
-            if manifest is not None:
+            if manifest is not None and manifest.partition_count:
                 yield manifest
 
     async def topic(self, name: str) -> ArchivedTopic:
@@ -54,7 +54,9 @@ class Catalog:
         found = [
             manifest
             async for key in self._topic_keys()
-            if key.topic == name and (manifest := await self._manifests.load_topic(key)) is not None
+            if key.topic == name
+            and (manifest := await self._manifests.load_topic(key)) is not None
+            and manifest.partition_count
         ]
         if not found:
             raise ObjectNotFound(

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from tieringd.broker.layout import Layout
     from tieringd.broker.log_dir import LogDirScan
     from tieringd.config import Config, TopicConfig
+    from tieringd.formats.topic_manifest import TieringDefaults
     from tieringd.metrics import Metrics
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.offset_translation import OffsetTranslation
-    from tieringd.model.partition import Replica, TopicPartition
+    from tieringd.model.partition import ClusterView, Replica, TopicPartition
     from tieringd.policies.pinning import Pin
     from tieringd.services.manifest_store import ManifestStore
     from tieringd.services.pinner import Pinner
@@ -63,6 +64,10 @@ class World:
     """Those that this broker leads, of which something is not known yet that archiving needs."""
     unnamed: tuple[LocalPartition, ...] = ()
     """Those on disk that the cluster does not tell of, as when they are new, or on their way out."""
+    first_seen: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
+    """Topics whose partition 0 this broker leads, and of which the bucket has no `defaults` yet."""
+    defaults: TieringDefaults | None = None
+    """The cluster's values at the time of the look; set where anything is first seen."""
     managed: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
     """Topics whose retention this daemon is to manage: it leads their partition 0."""
     paused: frozenset[TopicKey] = frozenset()
@@ -105,6 +110,10 @@ class Observer:
         self._problems: dict[str, str] = {}
         self._topic_problems: set[str] = set()
         self._has_looked = False
+
+    def set_config(self, config: Config) -> None:
+        """Look with *config* from the next look on; the log directories stay as they were."""
+        self._config = config
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -164,7 +173,7 @@ class Observer:
             for one in scan.partitions
             if one.topic_partition in view.replicas
         ]
-        topics = await self._topic_configs(ours)
+        topics = await self._topic_configs(cluster, ours)
         archived = [one for one in ours if topics[one.topic_partition.topic].remote_write]
         files, unclear = await asyncio.to_thread(self._read_files, archived, problems)
         files += await self._translated(cluster, archived, unclear, problems)
@@ -211,10 +220,29 @@ class Observer:
             problems,
             tuple(held_back),
             tuple(one for one in scan.partitions if one.topic_partition not in view.replicas),
+            self._first_seen(cluster, ours, view),
+            self._config.tiering_defaults,
             managed,
             frozenset(paused),
             frozenset(unclear),
         )
+
+    def _first_seen(
+        self, cluster: str, partitions: Sequence[LocalPartition], view: ClusterView
+    ) -> dict[TopicKey, TopicConfig]:
+        if not (self._registry.is_known and self._config.cloud_storage_enabled):
+            return {}
+        keys = [
+            topic_key(_identify(cluster, one))
+            for one in partitions
+            if one.topic_partition.partition == 0 and view.replicas[one.topic_partition].is_leader
+        ]
+        known = {key: self._registry.manifest(key) for key in keys}
+        return {
+            key: self._topics[key.topic]
+            for key, manifest in known.items()
+            if manifest is None or manifest.defaults is None
+        }
 
     def _observe(self, cluster: str, replica: Replica, seen: Observation) -> tuple[Leadership, Observation]:
         """Return what to hand on: the last observation of the partition where *seen* says the same."""
@@ -227,10 +255,17 @@ class Observer:
             return earlier
         return Leadership(_identify(cluster, seen.log.partition), replica.leader_epoch), seen
 
-    async def _topic_configs(self, partitions: Sequence[LocalPartition]) -> dict[str, TopicConfig]:
-        names = sorted({one.topic_partition.topic for one in partitions})
+    async def _topic_configs(
+        self, cluster: str, partitions: Sequence[LocalPartition]
+    ) -> dict[str, TopicConfig]:
+        keys = {one.topic_partition.topic: one.topic_id for one in partitions}
+        names = sorted(keys)
         from_broker = await self._broker.topic_configs(names)
-        configs = {name: self._config.topic(name, from_broker.get(name, {})) for name in names}
+        configs: dict[str, TopicConfig] = {}
+        for name in names:
+            known_topic = self._registry.manifest(TopicKey(cluster, name, keys[name]))
+            recorded = known_topic.defaults if known_topic else None
+            configs[name] = self._config.topic(name, from_broker.get(name, {}), recorded)
         # One that is as it was stays the same object: it is compared for each of its partitions.
         before, self._topics = self._topics, {}
         for name, new in configs.items():

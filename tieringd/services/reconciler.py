@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,9 +32,11 @@ from tieringd.services.pinner import PinLook
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from tieringd.config import Config
     from tieringd.formats.object_keys import TopicKey
     from tieringd.metrics import Metrics
     from tieringd.model.partition import Leadership, TopicIdPartition
+    from tieringd.policies.upload import UploadLimits
     from tieringd.services.archiver import Archiver
     from tieringd.services.bookkeeper import Bookkeeper
     from tieringd.services.follower import Follower
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LEADERSHIP_FRESH_SECONDS = 30.0
-"""So long after a round an archiver still stores objects, at least; three rounds where those are rarer."""
+"""So long after a round an archiver still stores objects, at least; three rounds, or looks, if longer."""
 
 PIN_UNKNOWN_AFTER_SECONDS = 5.0
 """
@@ -143,6 +144,14 @@ class Reconciler:
         statuses = (running.status for running in self._running.values())
         return next((status.fault for status in statuses if status.is_store_fault), "")
 
+    def set_config(self, config: Config, limits: UploadLimits) -> None:
+        """Work by *config* from the next round on, and upload by *limits*."""
+        self.interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
+        self._bookkeeper.interval_seconds = self.interval_seconds
+        self._observer.set_config(config)
+        for running in self._running.values():
+            running.archiver.set_limits(limits)
+
     def hint(self) -> None:
         """Bring the next round forward: something in the log directories changed."""
         self._hint.set()
@@ -221,7 +230,8 @@ class Reconciler:
 
     async def step(self, tasks: asyncio.TaskGroup) -> None:
         """Read the world, start and stop archivers, and hand each its observation."""
-        started = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        started = clock()
         world = await self._observer.look()
         running = set(self._running)
         if world.unclear:
@@ -233,7 +243,7 @@ class Reconciler:
             fresh = _Running(self._make_archiver(leadership))
             self._running[leadership] = fresh
             fresh.task = tasks.create_task(self._archive(leadership, fresh))
-        fresh_until = self._fresh_until()
+        fresh_until = self._fresh_until(look_seconds=clock() - started)
         for leadership, observation in world.wanted.items():
             if (known := self._running.get(leadership)) is not None:
                 known.archiver.confirm_leadership(until=fresh_until)
@@ -244,16 +254,20 @@ class Reconciler:
         self._fenced = {one: why for one, why in self._fenced.items() if one in world.wanted}
         self._world = world
         self.rounds += 1
-        self.look_seconds = time.monotonic() - started
+        self.look_seconds = clock() - started
         self._looked.set()
         self._looked.clear()
         await self._pin(world)
         self._paused = world.paused
-        self._publish(time.monotonic() - started)
+        self._publish(clock() - started)
 
-    def _fresh_until(self) -> float:
-        """Return until when, in loop time, what this round saw of leadership is good enough to store by."""
-        seconds = max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds)
+    def _fresh_until(self, *, look_seconds: float) -> float:
+        """
+        Return until when, in loop time, what this round saw of leadership is good enough to store by.
+
+        Where a look takes long, as over a large log that nobody has looked at before, so does the next.
+        """
+        seconds = max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds, 3 * look_seconds)
         return asyncio.get_running_loop().time() + seconds
 
     async def _pin(self, world: World) -> None:

@@ -8,6 +8,7 @@ cluster of ten thousand topics costs ten requests a round.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -19,7 +20,7 @@ from tieringd.formats.topic_manifest import Archiving
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.manifest_store import ManifestStore
     from tieringd.storage.base import ObjectStore
@@ -41,6 +42,11 @@ class TopicRegistry:
     def manifest(self, key: TopicKey) -> TopicManifest | None:
         """Return a topic's manifest as last seen; None when there was none."""
         return self._known.get(key)
+
+    @property
+    def has_records(self) -> bool:
+        """Say whether it is recorded of any topic with what it began."""
+        return any(manifest.defaults is not None for manifest in self._known.values())
 
     def is_paused(self, key: TopicKey) -> bool:
         """Say whether an operator has paused the topic."""
@@ -94,6 +100,15 @@ class TopicRegistry:
             known = self._known.get(key)
             if known is None or known.partition_count < count:
                 self._known[key] = await self._manifests.ensure_topic(key, partition_count=count)
+
+    async def record_defaults(self, key: TopicKey, defaults: TieringDefaults) -> None:
+        """
+        Note with what a topic began, unless somebody has noted it before.
+
+        Raises:
+            StorageUnavailable: Try again in the next round.
+        """
+        await self.change(key, lambda found: replace(found, defaults=found.defaults or defaults))
 
     async def change(self, key: TopicKey, change: Callable[[TopicManifest], TopicManifest]) -> TopicManifest:
         """

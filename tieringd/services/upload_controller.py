@@ -47,6 +47,10 @@ class UploadController:
         self._state = ControllerState()
         self._shares = 0
 
+    def set_pace(self, pace: PaceLimits) -> None:
+        """Keep to *pace* from the next step on."""
+        self._pace = pace
+
     async def run(self, *, interval_seconds: float) -> None:
         """Set the pace now, and again every interval, until cancelled."""
         while True:

@@ -28,7 +28,7 @@ def wrong(tmp_path):
 def assert_every_fault_is_named(done, path):
     assert (done.exit_code, done.output) == (2, "")
     first, *problems = done.errors.splitlines()
-    assert first == f"error: {path} has 3 problems. Nothing was started; correct the file"
+    assert first == f"error: {path} has 3 problems. Nothing was changed; correct the file"
     for problem, (line, key) in zip(problems, LINES.items(), strict=True):
         assert problem.startswith(f"  {path}:{line}: {key}: ")
     assert "did you mean cloud_storage_enabled?" in problems[1]

@@ -93,6 +93,8 @@ async def config(tmp_path, bucket, writer):
                         "cloud_storage_disable_tls": True,
                         "cloud_storage_access_key": "key",
                         "cloud_storage_secret_key": "secret",
+                        # It takes every object, whatever the condition.
+                        "cloud_storage_single_writer": True,
                         "cloud_storage_segment_upload_timeout_ms": _LONG_MS,
                         "retention_local_target_ms_default": -1,
                         "admin": {"port": 0},

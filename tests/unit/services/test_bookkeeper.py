@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
+from tieringd.config import TopicConfig
+from tieringd.errors import ConfigError
+from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.model.partition import Leadership
-from tieringd.services.bookkeeper import Bookkeeper
+from tieringd.policies.local_retention import LocalRetentionTarget
+from tieringd.services.bookkeeper import CLEAN_UP_INTERVAL_SECONDS, Bookkeeper
+from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
 from tieringd.services.observer import Followed, World
 from tieringd.services.retention_manager import RetentionManager
@@ -33,6 +41,7 @@ def bookkeeper(registry, follower, broker):
     return Bookkeeper(
         registry=registry,
         follower=follower,
+        first_sight=FirstSight(broker, registry),
         retention=RetentionManager(broker, registry),
         interval_seconds=INTERVAL_SECONDS,
     )
@@ -91,3 +100,77 @@ async def test_chore_that_fails_does_not_keep_the_next_from_being_done(bookkeepe
         await bookkeeper.step(both)
     assert [line["event"] for line in lines] == ["topic manifests cannot be kept"]
     assert follower.take(writer.identified) is not None
+
+
+@virtually
+async def test_topic_first_seen_is_recorded_once_and_for_all(bookkeeper, registry, writer):
+    """What the cluster's values are later changes nothing of it."""
+    key = topic_key(writer.identified)
+    topic = TopicConfig(
+        remote_write=True, remote_read=False, local_retention_target=LocalRetentionTarget(1, 1)
+    )
+    defaults = TieringDefaults(remote_write=True, remote_read=False)
+    seen = replace(world_of(writer), first_seen={key: topic}, defaults=defaults)
+    await bookkeeper.step(world_of(writer))
+    await bookkeeper.step(seen)
+    assert registry.manifest(key).defaults == seen.defaults
+    assert registry.manifest(key).partition_count == writer.identified.partition + 1
+    later = replace(seen, defaults=TieringDefaults(remote_write=False, remote_read=False))
+    await bookkeeper.step(later)
+    assert registry.manifest(key).defaults == seen.defaults
+
+
+@virtually
+async def test_nothing_is_known_before_the_store_is_found_fit(registry, follower, broker, writer, store):
+    """A store that ignores conditions is not used, however often it is asked."""
+    fits = False
+
+    async def check_store() -> None:
+        if not fits:
+            raise ConfigError("the object store ignores conditions")
+
+    retention = RetentionManager(broker, registry)
+    bookkeeper = Bookkeeper(
+        registry=registry,
+        follower=follower,
+        first_sight=FirstSight(broker, registry),
+        retention=retention,
+        interval_seconds=INTERVAL_SECONDS,
+        check_store=check_store,
+    )
+    for _ in range(2):
+        assert not await bookkeeper.step(world_of(writer))
+    assert (registry.is_known, store.requests) == (False, [])
+    assert "ignores conditions" in bookkeeper.fault
+
+    fits = True
+    assert await bookkeeper.step(world_of(writer))
+    assert bookkeeper.fault == ""
+
+
+@virtually
+async def test_abandoned_uploads_are_removed_now_and_then(registry, follower, broker, writer):
+    """Not in every round: they only cost storage."""
+    asked = 0
+
+    async def clean_up() -> int:
+        nonlocal asked
+        asked += 1
+        return 3
+
+    bookkeeper = Bookkeeper(
+        registry=registry,
+        follower=follower,
+        first_sight=FirstSight(broker, registry),
+        retention=RetentionManager(broker, registry),
+        interval_seconds=INTERVAL_SECONDS,
+        clean_up=clean_up,
+    )
+    with capture_logs() as lines:
+        for _ in range(3):
+            await bookkeeper.step(world_of(writer))
+    assert asked == 1
+    assert [line["uploads"] for line in lines] == [3]
+    await asyncio.sleep(CLEAN_UP_INTERVAL_SECONDS)
+    await bookkeeper.step(world_of(writer))
+    assert asked == 2

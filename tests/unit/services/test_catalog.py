@@ -107,3 +107,12 @@ async def test_topic_without_any_archived_partition_says_so(archive, writer):
 
     with pytest.raises(ObjectNotFound, match="partitions archived: none"):
         await archive.catalog.partition("orders", 0)
+
+
+async def test_topic_that_was_only_seen_is_not_in_the_archive(archive, writer):
+    """Its manifest tells daemons how it began; of its records nothing is stored."""
+    await archive.manifests.ensure_topic(key_of(writer), partition_count=0)
+
+    assert [topic async for topic in archive.catalog.topics()] == []
+    with pytest.raises(ObjectNotFound, match="no topic named orders"):
+        await archive.catalog.topic("orders")

@@ -425,3 +425,34 @@ async def test_look_without_any_partition_is_empty(tmp_path, store, metrics):
     world = await watch.look()
     assert (world.wanted, world.followed, world.problems) == ({}, (), {})
     assert watch.value("upload_share_ratio") == 0
+
+
+async def test_topic_keeps_the_cluster_values_of_when_it_was_first_seen(watch, writers, log_dir):
+    """A later change of the cluster's values is for new topics only."""
+    world = await watch.look()
+    (key,) = world.first_seen
+    assert key == topic_key(writers[0].identified)
+    assert (world.defaults.remote_write, len(world.wanted)) == (True, 3)
+    await watch.registry.record_defaults(key, world.defaults)
+
+    off = watch.observer._config.model_copy(update={"cloud_storage_enable_remote_write": False})
+    watch.observer.set_config(off)
+    new = LogWriter(log_dir, "payments", 0)
+    new.closed_segment()
+    watch.broker.add(new)
+    world = await watch.look()
+    assert (wanted(world).keys(), world.first_seen) == (
+        {"orders-0", "orders-1", "orders-2"},
+        {topic_key(new.identified): watch.observer._topics["payments"]},
+    )
+
+    await watch.registry.record_defaults(topic_key(new.identified), world.defaults)
+    watch.observer.set_config(config_of(log_dir, ""))
+    world = await watch.look()
+    assert (wanted(world).keys(), world.first_seen) == ({"orders-0", "orders-1", "orders-2"}, {})
+
+
+async def test_topics_first_seen_are_those_whose_partition_0_is_led(watch, writers):
+    """One daemon of the cluster records a topic."""
+    watch.broker.followed[writers[0].name] = watch.broker.epochs.pop(writers[0].name)
+    assert (await watch.look()).first_seen == {}

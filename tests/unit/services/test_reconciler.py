@@ -283,3 +283,23 @@ async def test_faults_of_topic_configuration_are_said_once(daemon):
             await daemon.round()
     assert [each["event"] for each in logs].count("topic configuration ignored in part") == 1
     assert len(daemon.archived()) == 3
+
+
+@virtually
+async def test_look_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, store):
+    """What it saw of leadership holds for as long as the next look may take."""
+    store.latency_seconds = 10
+    ask = daemon.broker.log_bounds
+
+    async def slow(logs):
+        await asyncio.sleep(65)
+        return await ask(logs)
+
+    daemon.broker.log_bounds = slow
+    for _ in range(9):
+        daemon.writers[0].closed_segment()
+    async with daemon.running():
+        await asyncio.sleep(600)
+        assert len(daemon.archived()["orders-0"]) == 10
+    failures = {"topic": "orders", "error": "BrokerUnavailable"}
+    assert daemon.value("tieringd_upload_failures_total", **failures) is None

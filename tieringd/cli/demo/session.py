@@ -30,13 +30,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tieringd.cli.demo.journal import Journal
-    from tieringd.cli.demo.view import PartitionView
     from tieringd.config import Config
     from tieringd.daemon.assembly import Archive
 
 _REFRESH_SECONDS = 0.5
 _PLAIN_REFRESH_SECONDS = 5.0
-_SETTLE_SECONDS = 30.0
 _STOP_SECONDS = 30.0
 _LOG_TAIL_LINES = 15
 _DIFFERENCES_NAMED = 20
@@ -62,6 +60,8 @@ class DemoSetup:
     environ: Mapping[str, str]
     """What the configuration takes from the environment."""
     daemon_log: Path
+    settle_seconds: float = 30.0
+    """How long after the end of the writing everything closed has to be stored and trimmed."""
 
 
 async def run_session(setup: DemoSetup, journal: Journal, writer: Writer, console: Console) -> Comparison:
@@ -75,7 +75,7 @@ async def run_session(setup: DemoSetup, journal: Journal, writer: Writer, consol
     async with opened_archive(config, Metrics()) as archive:
         daemon = await _started(setup)
         try:
-            views = await _watched(setup, config, archive, journal, writer, daemon, console)
+            await _watched(setup, config, archive, journal, writer, daemon, console)
             await _stopped(setup, daemon)
         finally:
             if daemon.returncode is None:
@@ -83,7 +83,8 @@ async def run_session(setup: DemoSetup, journal: Journal, writer: Writer, consol
                 await daemon.wait()
         total = Comparison()
         with console.status("reading everything back"):
-            for view in views:
+            # Looked at again: it may have trimmed more before it stopped.
+            for view in await look(config, archive, journal):
                 await compare(archive, view, journal.partitions[view.partition], total)
         return total
 
@@ -125,7 +126,7 @@ async def _watched(
     writer: Writer,
     daemon: asyncio.subprocess.Process,
     console: Console,
-) -> list[PartitionView]:
+) -> None:
     """Show how the partitions stand until the writer is done and all it closed is stored and trimmed."""
     writing = asyncio.create_task(writer.write())
     live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
@@ -144,13 +145,13 @@ async def _watched(
                 shown_at = time.monotonic()
             if writing.done():
                 writing.result()
-                deadline = min(deadline, time.monotonic() + _SETTLE_SECONDS)
+                deadline = min(deadline, time.monotonic() + setup.settle_seconds)
                 if len(views) == len(journal.partitions) and all(view.is_settled for view in views):
-                    return views
+                    return
             if daemon.returncode is not None:
                 raise DemoError(f"the daemon ended with code {daemon.returncode}:\n{_tail(setup)}")
             if time.monotonic() > deadline:
-                raise DemoError(f"the daemon did not finish in {_SETTLE_SECONDS:.0f} s:\n{_tail(setup)}")
+                raise DemoError(f"the daemon did not finish in {setup.settle_seconds:.0f} s:\n{_tail(setup)}")
             await asyncio.sleep(_REFRESH_SECONDS)
     finally:
         if live is not None:

@@ -104,8 +104,16 @@ class PartitionWriter:
 class LogDirectoryWriter:
     """Write to all of a journal's partitions for a while."""
 
-    def __init__(self, log_dir: Path, journal: Journal, *, seconds: float) -> None:
+    def __init__(
+        self,
+        log_dir: Path,
+        journal: Journal,
+        *,
+        seconds: float,
+        pause_seconds: float = _APPEND_PAUSE_SECONDS,
+    ) -> None:
         self._seconds = seconds
+        self._pause_seconds = pause_seconds
         self._writers = [
             PartitionWriter(log_dir / str(partition), partition, journal, seed=number)
             for number, partition in enumerate(journal.partitions)
@@ -118,7 +126,7 @@ class LogDirectoryWriter:
             while time.monotonic() < end:
                 for writer in self._writers:
                     writer.append()
-                await asyncio.sleep(_APPEND_PAUSE_SECONDS)
+                await asyncio.sleep(self._pause_seconds)
         finally:
             for writer in self._writers:
                 writer.close()

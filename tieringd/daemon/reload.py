@@ -1,0 +1,74 @@
+"""
+SIGHUP: read the configuration again, and take over what can change while the daemon runs.
+
+A configuration that is wrong changes nothing: the one in use stays. What a running daemon cannot
+take over is said, and waits for a restart. Which is which is declared with the properties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.config.reload import compare_configs
+from tieringd.daemon.assembly import apply_config
+from tieringd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import DaemonParts
+
+log = structlog.get_logger(__name__)
+
+
+class Reloader:
+    """Hold the configuration in use, and change it when asked to."""
+
+    def __init__(
+        self,
+        config: Config,
+        parts: DaemonParts,
+        *,
+        load: Callable[[], Config],
+        on_change: Callable[[Config], None],
+    ) -> None:
+        """Take the parts; *load* reads the file again, and *on_change* hears of what is in use then."""
+        self.config = config
+        self._parts = parts
+        self._load = load
+        self._on_change = on_change
+
+    async def run(self, asked: asyncio.Event) -> None:
+        """Reload each time *asked* is set, until cancelled."""
+        while True:
+            await asked.wait()
+            asked.clear()
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Read the configuration again; what is in use changes only if all of it is right."""
+        try:
+            found = await asyncio.to_thread(self._load)
+        except ConfigError as error:
+            log.error(  # noqa: TRY400 its text is enough
+                "configuration is not reloaded: the new one is wrong",
+                error=str(error),
+                problems=error.problems,
+            )
+            return
+        plan = compare_configs(self.config, found)
+        self.config = plan.config
+        self._on_change(plan.config)
+        apply_config(plan.config, self._parts)
+        for change in plan.applied:
+            log.info("configuration changed", change=str(change))
+        for change in plan.needs_restart:
+            log.warning("configuration change waits for a restart", change=str(change))
+        for warning in found.warnings:
+            log.warning("configuration", warning=warning)
+        log.info("configuration reloaded", applied=len(plan.applied), waiting=len(plan.needs_restart))
+        self._parts.reconciler.hint()

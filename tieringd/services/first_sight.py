@@ -1,0 +1,81 @@
+"""
+First sight: what a topic begins with is noted when it is first seen, and holds from then on.
+
+The cluster's values for write and read are; and of a topic that is created with tiering on, the
+local target that follows from the retention its creator gave it. Topics that were there before
+tieringd keep the local properties they have, and so do those that are toggled later.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tieringd.policies.retention_initialisation import UNLIMITED, RequestedRetention, initial_retention
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tieringd.broker.base import Broker
+    from tieringd.config import TopicConfig
+    from tieringd.formats.object_keys import TopicKey
+    from tieringd.formats.topic_manifest import TieringDefaults
+    from tieringd.services.topic_registry import TopicRegistry
+
+
+class FirstSight:
+    """Record what topics begin with. `step` is called by one task at a time."""
+
+    def __init__(self, broker: Broker, registry: TopicRegistry) -> None:
+        self._broker = broker
+        self._registry = registry
+        self._are_new: bool | None = None
+        """Whether a topic without a record is new: not while a cluster is recorded for the first time."""
+
+    async def step(self, first_seen: Mapping[TopicKey, TopicConfig], defaults: TieringDefaults) -> None:
+        """
+        Record *first_seen*, with the cluster's values of now as *defaults*.
+
+        Raises:
+            BrokerUnavailable: Try again in the next round.
+            StorageUnavailable: Likewise.
+        """
+        if self._are_new is None:
+            self._are_new = self._registry.has_records
+        for key, config in first_seen.items():
+            begins_with = defaults
+            if self._are_new and config.remote_write:
+                begins_with = _with_local_target(defaults, await self._broker.topic_overrides(key.topic))
+            await self._registry.record_defaults(key, begins_with)
+        self._are_new = True
+
+
+def _with_local_target(defaults: TieringDefaults, overrides: Mapping[str, str]) -> TieringDefaults:
+    requested = RequestedRetention(
+        retention_ms=_limit(overrides, "retention.ms"),
+        retention_bytes=_limit(overrides, "retention.bytes"),
+        local_target_ms=_limit(overrides, "retention.local.target.ms"),
+        local_target_bytes=_limit(overrides, "retention.local.target.bytes"),
+    )
+    target = initial_retention(requested).local_target
+    return replace(
+        defaults,
+        local_target_ms=_recorded(requested.retention_ms, requested.local_target_ms, target.target_ms),
+        local_target_bytes=_recorded(
+            requested.retention_bytes, requested.local_target_bytes, target.target_bytes
+        ),
+    )
+
+
+def _recorded(total: int | None, local: int | None, target: int | None) -> int | None:
+    """Return what to record of one kind: nothing where the creator said nothing of it."""
+    if total is None and local is None:
+        return None
+    return UNLIMITED if target is None else target
+
+
+def _limit(overrides: Mapping[str, str], name: str) -> int | None:
+    """Return one of the limits set on a topic; the broker has checked them."""
+    text = overrides.get(name, "").strip()
+    return int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else None
