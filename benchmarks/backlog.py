@@ -37,6 +37,7 @@ from tests.support.daemon import running_daemon, write_config
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from benchmarks.sink import Endpoint
     from tests.support.daemon import Daemon
 
 PARTITIONS = 1000
@@ -49,8 +50,8 @@ _STREAM_SEGMENTS = 64
 _ROUNDS, _QUICK_ROUNDS = 3, 1
 _PRODUCER_SECONDS, _QUICK_PRODUCER_SECONDS = 8.0, 4.0
 _OUTAGE_SECONDS = 5.0
-_MINIMUM_SHARES, _MAXIMUM_SHARES = 100, 1000
-_SEEN_WAITING = "tieringd_upload_backlog_bytes"
+_MINIMUM_SHARES, MAXIMUM_SHARES = 100, 1000
+SEEN_WAITING = "tieringd_upload_backlog_bytes"
 
 
 def main() -> None:
@@ -146,7 +147,7 @@ class Bench:
         return speeds
 
     def _stream(self) -> float:
-        with self._daemon(self._one, shares=_MAXIMUM_SHARES) as run:
+        with self._daemon(self._one, shares=MAXIMUM_SHARES) as run:
             run.close_segments()
             run.wait_until_durable()
             ended = time.monotonic()
@@ -155,7 +156,7 @@ class Bench:
             return _bytes_of(self._one) / GIB / (ended - self._sink.first_put_at())
 
     def _drain(self) -> float:
-        with self._daemon(self._many, shares=_MAXIMUM_SHARES) as run:
+        with self._daemon(self._many, shares=MAXIMUM_SHARES) as run:
             started = self._outage(run)
             run.wait_until_durable()
             seconds = time.monotonic() - started
@@ -192,7 +193,7 @@ class Bench:
             directory = root / "log" / name
             directory.mkdir(parents=True)
             (directory / logs[0].name).touch()
-        config = write_config(root / "daemon.yaml", _settings(root, port=self._sink.port, shares=shares))
+        config = write_config(root / "daemon.yaml", sink_settings(root, self._sink.endpoint, shares=shares))
         try:
             with running_daemon(config) as daemon:
                 run = _Run(daemon, root / "log", partitions)
@@ -224,7 +225,7 @@ class _Run:
         for name, logs in self._partitions.items():
             directory = self._log_dir / name
             for path in logs:
-                _link(path, directory)
+                link_segment(path, directory)
             active = max(logs[0].parent.glob("*.log"))
             (directory / active.name).touch()
 
@@ -234,7 +235,7 @@ class _Run:
 
     def wait_until_seen(self, size_bytes: int) -> None:
         """Return when the daemon knows of a backlog of *size_bytes*."""
-        self._until(lambda: self._daemon.metric(_SEEN_WAITING) == size_bytes, "the whole backlog is seen")
+        self._until(lambda: self._daemon.metric(SEEN_WAITING) == size_bytes, "the whole backlog is seen")
 
     def wait_until_durable(self, count: int | None = None) -> None:
         """Return when *count* segments are durable, or all of them."""
@@ -263,14 +264,15 @@ def _bytes_of(partitions: Mapping[str, list[Path]]) -> int:
     return sum(path.stat().st_size for logs in partitions.values() for path in logs)
 
 
-def _link(log: Path, directory: Path) -> None:
+def link_segment(log: Path, directory: Path) -> None:
+    """Put a hard link of a segment and its indexes into *directory*, the data last."""
     for suffix in (".index", ".timeindex", ".log"):
         link = (directory / log.name).with_suffix(f"{suffix}.link")
         link.hardlink_to(log.with_suffix(suffix))
         link.rename(link.with_suffix(""))
 
 
-def _settings(root: Path, *, port: int, shares: int) -> dict[str, Any]:
+def sink_settings(root: Path, endpoint: Endpoint, *, shares: int) -> dict[str, Any]:
     """Return the daemon's configuration: its defaults, but for the sink and the controller."""
     return {
         "broker": {"kind": "none", "log_dirs": [str(root / "log")]},
@@ -280,13 +282,19 @@ def _settings(root: Path, *, port: int, shares: int) -> dict[str, Any]:
         "cloud_storage_bucket": BUCKET,
         "cloud_storage_access_key": "benchmark",
         "cloud_storage_secret_key": "benchmark-secret",
+        # What keeps nothing has nothing to compare a condition with.
+        "cloud_storage_single_writer": True,
         "cloud_storage_api_endpoint": "127.0.0.1",
-        "cloud_storage_api_endpoint_port": port,
-        "cloud_storage_disable_tls": True,
+        "cloud_storage_api_endpoint_port": endpoint.port,
+        **(
+            {"cloud_storage_disable_tls": True}
+            if endpoint.trust_file is None
+            else {"cloud_storage_trust_file": str(endpoint.trust_file)}
+        ),
         # Held at these shares: by itself, so large a backlog on so small a disk soon asks for everything.
         "cloud_storage_upload_ctrl_p_coeff": 0,
         "cloud_storage_upload_ctrl_min_shares": shares,
-        "cloud_storage_upload_ctrl_max_shares": _MAXIMUM_SHARES,
+        "cloud_storage_upload_ctrl_max_shares": MAXIMUM_SHARES,
         # By default a minute, which is longer than these runs: then the pace would know of no speed.
         "cloud_storage_upload_ctrl_update_interval_ms": 1000,
         # The segments' records are of 2023, and trimming them is another question.

@@ -162,11 +162,16 @@ def machine(*distributions: str) -> str:
     return f"{os.cpu_count()} x {model}, {system}, {versions}"
 
 
-def print_table(rows: Mapping[str, Figures], *, reference: str) -> None:
-    """Print a line for each of *rows*, with its ratios to the row *reference*."""
+def print_table(rows: Mapping[str, Figures], *, reference: str, unit: str = "GiB") -> None:
+    """
+    Print a line for each of *rows*, with its ratios to the row *reference*.
+
+    *unit* says what the workers' samples count, if that is something else than GiB.
+    """
     width = max(map(len, rows))
     own = rows[reference]
-    print(f"{'':{width}}  |       GiB/s       |  CPU s/GiB, client | {reference} against it")
+    speed, cost = f"{unit}/s", f"CPU s/{unit}, client"
+    print(f"{'':{width}}  |{speed:^19}| {cost:^20}| {reference} against it")
     print(f"{'':{width}}  |  min   med   max  |  min    med    max | throughput   CPU")
     for name, row in rows.items():
         faster = own.throughput_median / row.throughput_median
@@ -184,7 +189,7 @@ def write_json(
     *,
     name: str,
     machine: str,
-    figures: Mapping[str, Figures] | Mapping[str, float],
+    figures: Mapping[str, Figures | float],
     ratios: Mapping[str, float],
 ) -> None:
     """Write a run's result to *path*."""

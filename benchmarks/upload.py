@@ -1,134 +1,264 @@
 """
-How fast does the daemon upload, and what does a GiB cost it, beside the tools one could use instead?
+How fast does the daemon upload, and what does it cost, beside the tools one could use instead?
 
-The work: closed segments of 64 MiB, in the page cache, to an S3 server that discards them. The
-daemon checks every batch, indexes it and stores a sidecar as well; the others move bytes. They take
-turns, all of them in each round, because a machine's speed drifts. Before that, a round that is
-not timed proves that all deliver the same bytes, and every timed round counts them.
+Seven parts, each a file of its own; each can be run alone:
 
-    python -m benchmarks.upload [--quick] [--json FILE]
+* plain: closed segments of 64 MiB, in the page cache, to an S3 server that discards them. The daemon
+  checks every batch, indexes it and stores a sidecar as well; the others move bytes.
+* tls: the same over TLS.
+* reads: ranged GETs of 16 MiB.
+* small: objects of 256 KiB and of 4 KiB.
+* clouds: Google's and Azure's stores, over TLS.
+* stalls: the longest stall of the event loop while cold files are uploaded.
+* waiting: memory while 200 segments of 1 GiB wait (24 with --quick, which leaves it out unless asked).
+
+Alternatives take turns, all of them in each round, because a machine's speed drifts. Before that, a round
+that is not timed proves that all deliver the same bytes, and every timed round counts them.
+
+    python -m benchmarks.upload [--quick] [--only PART ...] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import os
 import tempfile
-from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from benchmarks.harness import GIB, Figures, Sample, Worker, machine, print_table, write_json
-from benchmarks.peers import ALTERNATIVES
+from benchmarks.certificate import Certificate, write_certificate
+from benchmarks.clouds import ALTERNATIVES as CLOUDS
+from benchmarks.harness import machine, print_table, write_json
+from benchmarks.peers import (
+    Obstore,
+    ObstoreChecked,
+    ObstoreMapped,
+    ObstoreOnePut,
+    S5cmd,
+    Tieringd,
+    TieringdBytesOnly,
+)
+from benchmarks.raw_sockets import RawSocket, RawTlsSocket
+from benchmarks.reads import measure_reads
 from benchmarks.segments import write_partition
-from benchmarks.sink import Received, Sink
+from benchmarks.small import SIZES, measure_small, write_objects
+from benchmarks.stalls import measure_stalls
+from benchmarks.turns import Work, measure_uploads
+from benchmarks.waiting import measure_waiting, write_big_segment
 
-_SEGMENTS, _ROUNDS = 16, 11
-_QUICK_SEGMENTS, _QUICK_ROUNDS = 8, 3
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-_RATIOS = {
-    "s5cmd": "s5cmd",
-    "obstore": "obstore",
-    "obstore_one_put": "obstore, one PUT",
-    "obstore_mapped": "obstore, mapped",
-    "obstore_same_checks": "obstore, same checks",
-    "raw_socket": "raw socket",
+    from benchmarks.harness import Alternative, Figures
+
+PLAIN: dict[str, Callable[..., Alternative]] = {
+    "tieringd": Tieringd,
+    "s5cmd": S5cmd,
+    "obstore": Obstore,
+    "obstore, one PUT": ObstoreOnePut,
+    "obstore, mapped": ObstoreMapped,
+    "obstore, same checks": ObstoreChecked,
+    "tieringd, bytes only": TieringdBytesOnly,
+    "raw socket": RawSocket,
+}
+TLS: dict[str, Callable[..., Alternative]] = {
+    "tieringd": Tieringd,
+    "obstore": Obstore,
+    "obstore, one PUT": ObstoreOnePut,
+    "tieringd, bytes only": TieringdBytesOnly,
+    "raw socket": RawTlsSocket,
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all parts share, and where they leave what they found."""
+
+    root: Path
+    work: Work
+    certificate: Certificate
+    is_quick: bool
+    figures: dict[str, Figures | float] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def few(self) -> Work:
+        """Return the work in fewer rounds, for parts that are slower."""
+        return replace(self.work, rounds=min(self.work.rounds, 2 if self.is_quick else 7))
+
+    def note(self, part: str, figures: Mapping[str, Figures | float], ratios: Mapping[str, float]) -> None:
+        """Keep a part's figures, and print its ratios and single figures."""
+        self.figures.update({f"{part}: {name}": value for name, value in figures.items()})
+        self.ratios.update(ratios)
+        singles = {name: value for name, value in figures.items() if isinstance(value, float)}
+        print()
+        for name, value in (singles | dict(ratios)).items():
+            print(f"{name:44} {value:8.2f}")
+
+    def title(self, text: str) -> None:
+        """Begin a part's output, with what else the machine is doing."""
+        print(f"\n== {text} (load {os.getloadavg()[0]:.1f})\n", flush=True)
+
+
 def main() -> None:
-    """Measure, print the table, and write the JSON file if there is to be one."""
+    """Measure, print the tables, and write the JSON file if there is to be one."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.upload", description="Measure the upload path."
+        prog="python -m benchmarks.upload", description="Measure the paths to and from the store."
     )
-    parser.add_argument("--quick", action="store_true", help="fewer segments and rounds, under a minute")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer segments and rounds, without the part `waiting`"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--segments", type=int, help="segments of 64 MiB in each round")
     parser.add_argument("--rounds", type=int, help="timed rounds")
     options = parser.parse_args()
-    segments = options.segments or (_QUICK_SEGMENTS if options.quick else _SEGMENTS)
-    rounds = options.rounds or (_QUICK_ROUNDS if options.quick else _ROUNDS)
+    segments = options.segments or (4 if options.quick else 16)
+    rounds = options.rounds or (2 if options.quick else 11)
     where = machine("aiobotocore", "obstore", "s5cmd")
+    print(f"{segments} segments of 64 MiB to a sink that discards them, {rounds} rounds in turns\n{where}")
     with tempfile.TemporaryDirectory(prefix="tieringd-upload-") as directory:
-        log_dir = Path(directory) / "log"
-        logs = write_partition(log_dir / "benchmark-0", segments=segments)
-        samples, sink_cpu = measure(log_dir, logs, rounds=rounds)
-    figures = {name: Figures.of(taken) for name, taken in samples.items()}
-    ratios = compare(figures)
-    print(f"{segments} segments of 64 MiB to a sink that discards them, {rounds} rounds in turns")
-    print(where)
-    print()
-    print_table(figures, reference="tieringd")
-    print()
-    for name, value in ratios.items():
-        print(f"{name:36} {value:6.2f}")
-    print()
-    print("CPU s/GiB of the sink: " + "; ".join(f"{name} {value:.2f}" for name, value in sink_cpu.items()))
+        root = Path(directory)
+        logs = write_partition(root / "log" / "benchmark-0", segments=segments)
+        bench = Bench(root, Work(root / "log", logs, rounds), write_certificate(root), is_quick=options.quick)
+        for name in options.only or (_QUICK_PARTS if options.quick else PARTS):
+            PARTS[name](bench)
     if options.json:
-        write_json(options.json, name="upload", machine=where, figures=figures, ratios=ratios)
+        write_json(options.json, name="upload", machine=where, figures=bench.figures, ratios=bench.ratios)
 
 
-def measure(
-    log_dir: Path, logs: list[Path], *, rounds: int
-) -> tuple[dict[str, list[Sample]], dict[str, float]]:
-    """
-    Verify and warm up every alternative, then time them in turns.
-
-    Returns the samples of each, and what a GiB from it cost the sink on average.
-    """
-    gibibytes = sum(path.stat().st_size for path in logs) / GIB
-    with ExitStack() as resources:
-        sink = resources.enter_context(Sink())
-        workers = {
-            name: resources.enter_context(Worker(build, log_dir, sink.port, gibibytes=gibibytes))
-            for name, build in ALTERNATIVES.items()
-        }
-        samples: dict[str, list[Sample]] = {name: [] for name in workers}
-        sink_cpu = dict.fromkeys(workers, 0.0)
-        for name, worker in workers.items():
-            sink.begin(verify=True)
-            worker.upload()
-            _require_all_delivered(name, worker, sink, logs, verify=True)
-        for _ in range(rounds):
-            for name, worker in workers.items():
-                sink.begin(verify=False)
-                sink_cpu[name] -= sink.cpu_seconds()
-                samples[name].append(worker.upload())
-                sink_cpu[name] += sink.cpu_seconds()
-                _require_all_delivered(name, worker, sink, logs, verify=False)
-        return samples, {name: seconds / gibibytes / rounds for name, seconds in sink_cpu.items()}
-
-
-def compare(figures: dict[str, Figures]) -> dict[str, float]:
-    """Return the ratios of medians: throughput is better above 1, CPU below 1."""
+def plain(bench: Bench) -> None:
+    """Upload without TLS."""
+    bench.title("plain: uploads over HTTP")
+    figures, sink_cpu = measure_uploads(PLAIN, bench.work)
+    print_table(figures, reference="tieringd")
+    _print_sink(sink_cpu)
     ratios: dict[str, float] = {}
-    for key, name in _RATIOS.items():
-        own, peer = figures["tieringd"], figures[name]
-        ratios[f"throughput_vs_{key}"] = own.throughput_median / peer.throughput_median
-        ratios[f"cpu_vs_{key}"] = own.cpu_seconds_per_gib / peer.cpu_seconds_per_gib
-    bytes_only = figures["tieringd, bytes only"]
-    for key in ("obstore", "raw_socket"):
-        peer = figures[_RATIOS[key]]
-        ratios[f"bytes_only_throughput_vs_{key}"] = bytes_only.throughput_median / peer.throughput_median
-        ratios[f"bytes_only_cpu_vs_{key}"] = bytes_only.cpu_seconds_per_gib / peer.cpu_seconds_per_gib
-    return ratios
+    for name in PLAIN:
+        if not name.startswith("tieringd"):
+            key = name.replace(",", "").replace(" ", "_").lower()
+            ratios[f"throughput_vs_{key}"] = _throughput(figures, "tieringd", name)
+            ratios[f"cpu_vs_{key}"] = _cpu(figures, "tieringd", name)
+    for name in ("obstore", "raw socket"):
+        key = name.replace(" ", "_")
+        ratios[f"bytes_only_throughput_vs_{key}"] = _throughput(figures, "tieringd, bytes only", name)
+        ratios[f"bytes_only_cpu_vs_{key}"] = _cpu(figures, "tieringd, bytes only", name)
+    bench.note("plain", figures, ratios)
 
 
-def _require_all_delivered(name: str, worker: Worker, sink: Sink, logs: list[Path], *, verify: bool) -> None:
-    sent, received = worker.sent_files(), sink.received()
-    assert sorted(value for value in sent.values() if isinstance(value, Path)) == logs, (
-        f"{name}: some segment was left out"
+def tls(bench: Bench) -> None:
+    """Upload over TLS."""
+    bench.title("tls: uploads over TLS")
+    figures, sink_cpu = measure_uploads(TLS, bench.few, certificate=bench.certificate)
+    print_table(figures, reference="tieringd")
+    _print_sink(sink_cpu)
+    bench.note(
+        "tls",
+        figures,
+        {
+            "tls_vs_raw_socket": _throughput(figures, "tieringd", "raw socket"),
+            "tls_vs_obstore": _throughput(figures, "tieringd", "obstore"),
+            "tls_bytes_only_vs_raw_socket": _throughput(figures, "tieringd, bytes only", "raw socket"),
+            "tls_bytes_only_vs_obstore": _throughput(figures, "tieringd, bytes only", "obstore"),
+            "tls_cpu_vs_raw_socket": _cpu(figures, "tieringd", "raw socket"),
+            "tls_cpu_vs_obstore": _cpu(figures, "tieringd", "obstore"),
+        },
     )
-    assert received.keys() == sent.keys(), f"{name}: {received.keys() ^ sent.keys()} is only on one side"
-    for key, source in sent.items():
-        expected = _expected(source, verify=verify)
-        assert received[key] == expected, f"{name}: {key} is {received[key]} and should be {expected}"
 
 
-def _expected(source: Path | bytes, *, verify: bool) -> Received:
-    if not verify:
-        return Received(len(source) if isinstance(source, bytes) else source.stat().st_size, None)
-    data = source if isinstance(source, bytes) else source.read_bytes()
-    return Received(len(data), hashlib.sha256(data).hexdigest())
+def reads(bench: Bench) -> None:
+    """Read ranges, without TLS and with it."""
+    for prefix, certificate in (("", None), ("tls_", bench.certificate)):
+        bench.title(f"reads: ranges of 16 MiB, {'over HTTP' if certificate is None else 'over TLS'}")
+        figures, sink_cpu = measure_reads(
+            bench.root / "log", rounds=bench.few.rounds, certificate=certificate
+        )
+        print_table(figures, reference="tieringd")
+        _print_sink(sink_cpu)
+        ratios = {
+            f"{prefix}get_vs_obstore": _throughput(figures, "tieringd", "obstore"),
+            f"{prefix}get_vs_raw_socket": _throughput(figures, "tieringd", "raw socket"),
+            f"{prefix}get_cpu_vs_obstore": _cpu(figures, "tieringd", "obstore"),
+        }
+        bench.note(f"{prefix}reads", figures, ratios)
+
+
+def small(bench: Bench) -> None:
+    """Put small objects."""
+    for name, size_bytes in SIZES.items():
+        bench.title(f"small: objects of {name}, 16 at once")
+        directory = bench.root / f"objects-{size_bytes}"
+        count = (400 if bench.is_quick else 2000) if size_bytes > 64 << 10 else 2000
+        write_objects(directory, count=count, size_bytes=size_bytes)
+        figures = measure_small(directory, count=count, rounds=bench.few.rounds)
+        print_table(figures, reference="tieringd", unit="1000")
+        key = name.replace(" ", "").lower()
+        ratios = {
+            f"put_{key}_vs_{peer.replace(' ', '_')}": _throughput(figures, "tieringd", peer)
+            for peer in figures
+            if peer != "tieringd"
+        }
+        bench.note(f"small {name}", figures, ratios)
+
+
+def clouds(bench: Bench) -> None:
+    """Upload to Google's and Azure's stores."""
+    bench.title("clouds: Google's and Azure's stores, bytes only, over TLS")
+    figures, sink_cpu = measure_uploads(CLOUDS, bench.few, certificate=bench.certificate)
+    print_table(figures, reference="tieringd, GCS")
+    _print_sink(sink_cpu)
+    ratios = {}
+    for cloud in ("GCS", "Azure"):
+        own = f"tieringd, {cloud}"
+        ratios[f"{cloud.lower()}_vs_obstore"] = _throughput(figures, own, f"obstore, {cloud}")
+        ratios[f"{cloud.lower()}_vs_raw_socket"] = _throughput(figures, own, "raw socket")
+        ratios[f"{cloud.lower()}_cpu_vs_obstore"] = _cpu(figures, own, f"obstore, {cloud}")
+    bench.note("clouds", figures, ratios)
+
+
+def stalls(bench: Bench) -> None:
+    """Watch the loop while cold files are uploaded, without TLS and with it."""
+    for prefix, certificate in (("", None), ("tls_", bench.certificate)):
+        bench.title(f"stalls: cold files, {'over HTTP' if certificate is None else 'over TLS'}")
+        figures = measure_stalls(bench.few, certificate=certificate)
+        bench.note(f"{prefix}stalls", {f"{prefix}{name}": value for name, value in figures.items()}, {})
+
+
+def waiting(bench: Bench) -> None:
+    """Measure memory under a backlog; in a quick run with fewer segments, and without TLS only."""
+    log = write_big_segment(bench.root / "big" / "waiting-0")
+    segments, seconds = (24, 5.0) if bench.is_quick else (200, 30.0)
+    for prefix, certificate in (("", None),) if bench.is_quick else (("", None), ("tls_", bench.certificate)):
+        transport = "over HTTP" if certificate is None else "over TLS"
+        bench.title(f"waiting: {segments} segments of 1 GiB, {transport}")
+        figures = measure_waiting(
+            bench.root / f"{prefix}waiting", log, segments=segments, seconds=seconds, certificate=certificate
+        )
+        bench.note(f"{prefix}waiting", {f"{prefix}{name}": value for name, value in figures.items()}, {})
+
+
+PARTS: dict[str, Callable[[Bench], None]] = {
+    part.__name__: part for part in (plain, tls, reads, small, clouds, stalls, waiting)
+}
+
+
+_QUICK_PARTS = [name for name in PARTS if name != "waiting"]
+"""Its segments alone take longer to write and to find than the rest of a quick run."""
+
+
+def _throughput(figures: Mapping[str, Figures], own: str, peer: str) -> float:
+    """Return the ratio of medians: better above 1."""
+    return figures[own].throughput_median / figures[peer].throughput_median
+
+
+def _cpu(figures: Mapping[str, Figures], own: str, peer: str) -> float:
+    """Return the ratio of medians: better below 1."""
+    return figures[own].cpu_seconds_per_gib / figures[peer].cpu_seconds_per_gib
+
+
+def _print_sink(cpu: Mapping[str, float]) -> None:
+    print("\nCPU s/GiB of the sink: " + "; ".join(f"{name} {value:.2f}" for name, value in cpu.items()))
 
 
 if __name__ == "__main__":
