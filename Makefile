@@ -1,12 +1,12 @@
 # Two commands do all the set-up on a machine with Python 3.11 or newer: `make demo` and `make test`.
-# Each makes .venv and fetches what it needs; what it cannot fetch (Java, Maven), it names.
+# Each makes .venv and fetches what it needs; what it cannot fetch (Java, Maven, Node), it names.
 
 PYTHON ?= python3
 BROKER ?= none
 BENCH ?= upload
 BIN := .venv/bin
 
-.PHONY: help install install-dev kafka demo test sim check format bench clean
+.PHONY: help install install-dev kafka azurite demo test sim soak check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -28,6 +28,9 @@ install-dev: .venv/.installed-dev ## Add what tests, checks and benchmarks need
 kafka: .venv/.installed-dev ## Fetch Kafka's jars through Maven (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.kafka_jars
 
+azurite: .venv/.installed-dev ## Fetch Azurite through npm (into ~/.cache/tieringd)
+	$(BIN)/python -m tests.support.azurite
+
 ifeq ($(BROKER),kafka)
 demo: kafka
 DEMO := python -m tests.support.kafka_demo
@@ -38,11 +41,14 @@ endif
 demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker and SeaweedFS)
 	$(BIN)/$(DEMO)
 
-test: kafka ## Run every test, on real components
+test: kafka azurite ## Run every test, on real components
 	$(BIN)/pytest $(TESTS)
 
 sim: .venv/.installed-dev ## Run more simulated histories (SEEDS=2000)
 	TIERINGD_SEEDS=$(or $(SEEDS),2000) $(BIN)/pytest tests/simulation
+
+soak: .venv/.installed-dev azurite ## Run a daemon before a failing store for a while (STORE=s3, gcs or azure; MINUTES=30)
+	$(BIN)/python -m tests.support.soak --store $(or $(STORE),s3) --minutes $(or $(MINUTES),30)
 
 check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings
 	$(BIN)/ruff format --check .
