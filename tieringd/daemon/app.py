@@ -18,6 +18,7 @@ import structlog
 from tieringd.broker.watch import DirectoryWatch
 from tieringd.daemon.admin import serving
 from tieringd.daemon.assembly import assembled
+from tieringd.daemon.collection import startup_objects_spared
 from tieringd.daemon.reload import Reloader
 from tieringd.errors import StorageUnavailable
 from tieringd.metrics import Metrics
@@ -60,7 +61,7 @@ async def run_daemon(
         await _check_store(parts)
         reloader = Reloader(config, parts, load=load or (lambda: config), on_change=on_change)
         stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        with _signals(stop, hurry, hangup):
+        with _signals(stop, hurry, hangup), startup_objects_spared():
             await _run_until_stopped(reloader, parts, stop, hurry, hangup)
     log.info("stopped")
 
