@@ -17,6 +17,7 @@ import structlog
 
 from tieringd.broker.watch import DirectoryWatch
 from tieringd.daemon.admin import serving
+from tieringd.daemon.arenas import keep_arenas_few
 from tieringd.daemon.assembly import assembled
 from tieringd.daemon.collection import startup_objects_spared
 from tieringd.daemon.reload import Reloader
@@ -51,6 +52,7 @@ async def run_daemon(
         ConfigError: The configuration cannot be used on this host.
         StorageError: The bucket does not exist, or the credentials are refused.
     """
+    keep_arenas_few()
     metrics = Metrics()
     async with (
         assembled(config, metrics) as parts,
