@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import ssl
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -27,6 +26,7 @@ from tieringd.storage.azure.credentials import open_identity, shared_key_credent
 from tieringd.storage.azure.errors import from_answer, translated
 from tieringd.storage.calls import send_once
 from tieringd.storage.receive import receive
+from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_connector import TlsConnector
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Requests:
 
     def __init__(self, settings: AzureSettings, client: ContainerClient, resources: AsyncExitStack) -> None:
         self.stall_seconds = settings.read_timeout_seconds
-        self.executor = ThreadPoolExecutor(settings.max_connections, thread_name_prefix="tieringd-azure")
+        self.executor = body_threads(settings.max_connections, name="tieringd-azure")
         """Its threads move the bytes of large bodies; there are at most as many as connections."""
         resources.callback(self.executor.shutdown, wait=False)
         self._base_url = client.url

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -33,6 +32,7 @@ from tieringd.storage.gcs.credentials import (
 )
 from tieringd.storage.gcs.errors import bucket_not_found, from_answer, token_refused, translated
 from tieringd.storage.receive import receive
+from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_connector import TlsConnector
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class GcsClient:
     ) -> None:
         self._is_anonymous = settings.is_anonymous
         self.stall_seconds = settings.read_timeout_seconds
-        self.executor = ThreadPoolExecutor(settings.max_connections, thread_name_prefix="tieringd-gcs")
+        self.executor = body_threads(settings.max_connections, name="tieringd-gcs")
         """Its threads move the bytes of large bodies; there are at most as many as connections."""
         resources.callback(self.executor.shutdown, wait=False)
         self._bucket = settings.bucket

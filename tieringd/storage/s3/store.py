@@ -9,7 +9,6 @@ the data, and the server checks it. Versions are ETags. Proxies are those of the
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +28,7 @@ from tieringd.storage.s3.credentials import role_credentials
 from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
 from tieringd.storage.s3.multipart import MultipartUploads, encode_crc32c
 from tieringd.storage.s3.transport import client_config
+from tieringd.storage.threads import body_threads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -62,7 +62,7 @@ class S3Store:
         self._stall_seconds = settings.read_timeout_seconds
         self._client = client
         self._resources = resources
-        self._executor = ThreadPoolExecutor(settings.max_connections, thread_name_prefix="tieringd-s3")
+        self._executor = body_threads(settings.max_connections, name="tieringd-s3")
         resources.callback(self._executor.shutdown, wait=False)
         self._encryption = _encryption_parameters(settings)
 
