@@ -46,6 +46,54 @@ def zero_tail(size_bytes: int = 8192) -> bytes:
     return bytes(size_bytes)
 
 
+def base_index(
+    *,
+    base_offset: int = 0,
+    max_offset: int = 0,
+    times_ms: tuple[int, int] = (DEFAULT_TIME_MS, DEFAULT_TIME_MS),
+    broker_time_ms: int | None = None,
+    entries: Sequence[tuple[int, int, int]] = ((0, 1 << 31, 0),),
+    flags: Sequence[bool] = (True, True, False),
+    compactible: int | None = 0,
+    compacted_ms: int | None = None,
+    tombstones: bool = True,
+    version: int = 9,
+    needed: int = 4,
+    more_fields: bytes = b"",
+    more: bytes = b"",
+) -> bytes:
+    """Return the `base_index` of a segment as Redpanda of *version* writes it."""
+    fields = bytes(4)
+    for value in (base_offset, max_offset, *times_ms):
+        fields += _little(value, 8)
+    for column, size_bytes in zip(range(3), (4, 4, 8), strict=True):
+        fields += _little(len(entries), 4)
+        fields += b"".join(_little(entry[column], size_bytes) for entry in entries)
+    added = {
+        5: bytes(flags),
+        6: _optional(broker_time_ms),
+        7: _optional(compactible),
+        8: _optional(compacted_ms),
+        9: bytes([tombstones]),
+    }
+    fields += b"".join(part for since, part in added.items() if version >= since)
+    return index_envelope(fields + more_fields, version=version, needed=needed, more=more)
+
+
+def index_envelope(fields: bytes, *, version: int = 9, needed: int = 4, more: bytes = b"") -> bytes:
+    """Return any *fields* with a right checksum and right lengths."""
+    rest = _little(len(fields), 4) + fields + _little(crc32c(fields), 4) + more
+    return bytes([version, needed]) + _little(len(rest), 4) + rest
+
+
+def _little(value: int, size_bytes: int) -> bytes:
+    return value.to_bytes(size_bytes, "little", signed=value < 0)
+
+
+def _optional(value: int | None) -> bytes:
+    return b"\x00" if value is None else b"\x01" + _little(value, 8)
+
+
 @dataclass
 class RedpandaLog:
     """A log in the making: one raw segment after the other, and the Kafka view of it all."""
@@ -104,9 +152,15 @@ class RedpandaLog:
     def write_to(self, directory: Path) -> RedpandaLog:
         """Write every segment's file, and an index beside it."""
         directory.mkdir(parents=True, exist_ok=True)
-        for segment in self.segments:
+        ends = [*(segment.raw_base_offset for segment in self.segments[1:]), self.next_raw_offset]
+        for segment, end in zip(self.segments, ends, strict=True):
             (directory / segment.name).write_bytes(segment.data)
-            (directory / segment.name.replace(".log", ".base_index")).write_bytes(b"index")
+            index = base_index(
+                base_offset=segment.raw_base_offset,
+                max_offset=end - 1,
+                broker_time_ms=segment.broker_time_ms,
+            )
+            (directory / segment.index_name).write_bytes(index)
         return self
 
     def _append(self, kafka: bytes, batch_type: int) -> RedpandaLog:
@@ -136,6 +190,8 @@ class Segment:
     data: bytes = b""
     batches: list[bytes] = field(default_factory=list)
     served: list[bytes] = field(default_factory=list)
+    broker_time_ms: int | None = None
+    """What its index says of the last append; None where it says nothing."""
 
     @property
     def base_offset(self) -> int:
@@ -144,6 +200,10 @@ class Segment:
     @property
     def name(self) -> str:
         return f"{self.raw_base_offset}-{self.term}-v1.log"
+
+    @property
+    def index_name(self) -> str:
+        return f"{self.raw_base_offset}-{self.term}-v1.base_index"
 
     @property
     def kafka(self) -> bytes:

@@ -3,8 +3,8 @@ Write the golden files of our own formats: `python -m tests.golden.make_own_gold
 
 The values below are what the files in `own/` hold; the tests decode each file and compare. A
 file of a released format version is never written again: a new version gets new files beside
-the old ones, and this recipe's names say which version they are of. Values named `_V1` are what
-the files of version 1 hold; no release writes those any more.
+the old ones, and this recipe's names say which version they are of. Values named `_V1` or `_V2`
+are what the files of these versions hold; no release writes those any more.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tieringd.formats.disk_state import PublishedDiskState, encode_disk_state
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.quota_record import QuotaPhase, QuotaRecord, encode_quota_record
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.formats.topic_manifest import (
     Archiving,
@@ -22,16 +24,20 @@ from tieringd.formats.topic_manifest import (
     TopicManifest,
     encode_topic_manifest,
 )
-from tieringd.model.manifest import Gap, PartitionManifest, Replacement
+from tieringd.model.client_quota import EVERY_PRODUCER, QuotaChange, quota_entity
+from tieringd.model.disk_state import DiskState
+from tieringd.model.manifest import Gap, PartitionManifest, Replacement, Retired
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import (
     AbortedTransaction,
     BrokerIndexes,
+    CrossingTransaction,
     IndexEntry,
     RemoteSegment,
     SegmentIndex,
 )
+from tieringd.model.segment_table import SegmentTable
 
 OWN = Path(__file__).parent / "own"
 
@@ -94,7 +100,7 @@ MANIFEST_V1 = PartitionManifest(
 NEW_MANIFEST_V1 = PartitionManifest.begin(PARTITION, start_offset=0)
 """Of a partition of which nothing is stored yet."""
 
-MANIFEST = replace(
+MANIFEST_V2 = replace(
     MANIFEST_V1,
     began_at_ms=1_699_999_000_000,
     replacements=(
@@ -104,7 +110,30 @@ MANIFEST = replace(
     translation=OffsetTranslation(2**62 + 5, 2**40),
 )
 """What version 1 could say, and what version 2 brought."""
-NEW_MANIFEST = replace(NEW_MANIFEST_V1, began_at_ms=1_700_000_000_000)
+NEW_MANIFEST_V2 = replace(NEW_MANIFEST_V1, began_at_ms=1_700_000_000_000)
+
+NEWEST_SEGMENTS = (replace(SEGMENTS[0], broker_timestamp_ms=1_700_000_650_000), *SEGMENTS[1:])
+RETIRED_SEGMENTS = tuple(
+    replace(SEGMENTS[0], base_offset=base, last_offset=base + 9, size_bytes=base + 1, writer_id=writer)
+    for base, writer in ((0, FIRST_WRITER), (10, "5" * 32), (20, FIRST_WRITER))
+)
+
+MANIFEST = replace(
+    MANIFEST_V2,
+    allowed_local_start_offset=2**61,
+    crossing=(
+        CrossingTransaction(9_000_000_000, 1010, 2**62 + 1, 2**31 - 1),
+        CrossingTransaction(5, 2600, 2**62 + 9, 2**31 - 1),
+    ),
+    expired_at_ms=1_700_000_830_000,
+    segments=SegmentTable.of(NEWEST_SEGMENTS),
+    retired=(
+        Retired(SegmentTable.of(RETIRED_SEGMENTS[:2]), 1_700_000_820_000),
+        Retired(SegmentTable.of(RETIRED_SEGMENTS[2:]), 1_700_000_830_000),
+    ),
+)
+"""What version 2 could say, and what version 3 brought."""
+NEW_MANIFEST = NEW_MANIFEST_V2
 
 INDEX = SegmentIndex(
     base_offset=1000,
@@ -149,20 +178,39 @@ TOPIC_MANIFEST_V2 = replace(
     original_retention=OriginalRetention(retention_ms="604800000", retention_bytes=None),
     retention_released=True,
 )
-TOPIC_MANIFEST = replace(
+TOPIC_MANIFEST_V3 = replace(
     TOPIC_MANIFEST_V2,
     defaults=TieringDefaults(remote_write=True, remote_read=False, local_target_ms=86_400_000),
+)
+TOPIC_MANIFEST = replace(
+    TOPIC_MANIFEST_V3,
+    original_retention=OriginalRetention("604800000", None, effective_ms=604_800_000, effective_bytes=-1),
+)
+
+DISK_STATE = PublishedDiskState(CLUSTER, 2**31 - 1, DiskState.DEGRADED, published_at_ms=1_700_000_000_000)
+QUOTA_RECORD = QuotaRecord(
+    QuotaPhase.LOWERED,
+    rate=65_536,
+    changes=(
+        QuotaChange(quota_entity(user="alice", client_id=None), 1_048_576.0),
+        QuotaChange(quota_entity(user="é"), 2e9),
+        QuotaChange(EVERY_PRODUCER, None),
+    ),
+    node_id=3,
+    changed_at_ms=1_700_000_000_000,
 )
 
 
 def files() -> dict[str, bytes]:
     """Return what this release writes for each file."""
     return {
-        "partition-manifest.v2": encode_manifest(MANIFEST),
-        "partition-manifest-new.v2": encode_manifest(NEW_MANIFEST),
+        "partition-manifest.v3": encode_manifest(MANIFEST),
+        "partition-manifest-new.v3": encode_manifest(NEW_MANIFEST),
         "segment-index.v1": encode_sidecar(INDEX),
         "segment-index-empty.v1": encode_sidecar(EMPTY_INDEX),
-        "topic-manifest.v3.json": encode_topic_manifest(TOPIC_MANIFEST),
+        "topic-manifest.v4.json": encode_topic_manifest(TOPIC_MANIFEST),
+        "disk-state.v1.json": encode_disk_state(DISK_STATE),
+        "quota-record.v1.json": encode_quota_record(QUOTA_RECORD),
     }
 
 

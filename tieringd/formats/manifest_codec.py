@@ -6,7 +6,8 @@ The body, once inflated, is:
     u32         length of the head
     head        JSON: everything but the segments, and the number of rows
     columns     each integer column as little-endian i64 differences to the row before,
-                in the order of `model.manifest.COLUMNS`; then the writers' numbers likewise
+                in the order of `model.segment_table.COLUMNS`; then the writers' numbers likewise.
+                The live segments come first, and then the retired ones, batch by batch
 
 Differences of neighbouring rows are small and alike, which is what the compression lives on.
 `docs/formats.md` says what each field means. A manifest that breaks a rule of
@@ -26,20 +27,31 @@ from typing import TYPE_CHECKING, Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
-from tieringd.model.manifest import COLUMNS, Gap, PartitionManifest, Replacement, SegmentTable
+from tieringd.model.manifest import Gap, PartitionManifest, Replacement, Retired
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_TIMESTAMP, CrossingTransaction
+from tieringd.model.segment_table import COLUMNS, SegmentTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 MAGIC = b"TRDM"
-VERSION = 2
+VERSION = 3
 _SINCE_REPLACEMENTS = 2
-"""The version that brought `began_at_ms` and `replacements`."""
+"""The version that brought `began_at_ms`, `replacements` and `translation`."""
+_SINCE_RETENTION = 3
+"""The version that brought the fields below, and the broker's timestamps."""
+_NEW_IN_RETENTION: dict[str, Any] = {
+    "allowed_local_start_offset": None,
+    "expired_at_ms": None,
+    "retired": [],
+    "crossing": [],
+}
 BODY_BYTES_MAX = 1 << 30
 """An inflated body larger than this is an attack or a fault: a million rows take 80 MB."""
 
+_BROKER_TIMESTAMP = "broker_timestamp_ms"
 _LENGTH = struct.Struct(">I")
 _VALUE_BYTES = 8
 
@@ -54,8 +66,10 @@ def encode_manifest(manifest: PartitionManifest) -> bytes:
     faults = manifest.faults()
     if faults:
         raise ValueError(f"refusing to write a manifest that breaks its rules: {'; '.join(faults)}")
-    head = json.dumps(_head(manifest), sort_keys=True, separators=(",", ":")).encode()
-    columns = [manifest.segments.column(name) for name in COLUMNS] + [manifest.segments.writer_numbers]
+    # One table for all, so that writers are named once.
+    table = manifest.segments.appended(segment for one in manifest.retired for segment in one.segments)
+    head = json.dumps(_head(manifest, table.writers), sort_keys=True, separators=(",", ":")).encode()
+    columns = [table.column(name) for name in COLUMNS] + [table.writer_numbers]
     body = b"".join([_LENGTH.pack(len(head)), head, *(_differences(column) for column in columns)])
     return seal(MAGIC, VERSION, zlib.compress(body, level=6))
 
@@ -74,7 +88,10 @@ def decode_manifest(data: bytes) -> PartitionManifest:
         head = json.loads(body[_LENGTH.size : _LENGTH.size + head_bytes])
         if version < _SINCE_REPLACEMENTS:
             head = {**head, "began_at_ms": 0, "replacements": [], "translation": None}
-        manifest = _manifest(head, body[_LENGTH.size + head_bytes :])
+        if version < _SINCE_RETENTION:
+            head = {**head, **_NEW_IN_RETENTION}
+        names = COLUMNS if version >= _SINCE_RETENTION else COLUMNS[: COLUMNS.index(_BROKER_TIMESTAMP)]
+        manifest = _manifest(head, body[_LENGTH.size + head_bytes :], names)
         faults = manifest.faults()
     except (ValueError, KeyError, TypeError, RecursionError, struct.error, zlib.error) as error:
         raise CorruptDataError(f"partition manifest cannot be read: {error}") from error
@@ -83,7 +100,7 @@ def decode_manifest(data: bytes) -> PartitionManifest:
     return manifest
 
 
-def _head(manifest: PartitionManifest) -> dict[str, Any]:
+def _head(manifest: PartitionManifest, writers: tuple[str, ...]) -> dict[str, Any]:
     partition = manifest.partition
     return {
         "cluster": partition.cluster,
@@ -106,22 +123,28 @@ def _head(manifest: PartitionManifest) -> dict[str, Any]:
         "translation": (
             [manifest.translation.raw_offset, manifest.translation.delta] if manifest.translation else None
         ),
+        "allowed_local_start_offset": manifest.allowed_local_start_offset,
+        "expired_at_ms": manifest.expired_at_ms,
+        "crossing": [
+            [one.producer_id, one.first_offset, one.marker_offset, one.leader_epoch]
+            for one in manifest.crossing
+        ],
         "rows": len(manifest.segments),
-        "writers": manifest.segments.writers,
+        "retired": [[len(one.segments), one.retired_at_ms] for one in manifest.retired],
+        "writers": writers,
     }
 
 
-def _manifest(head: dict[str, Any], columns: bytes) -> PartitionManifest:
-    rows = head["rows"]
-    width = rows * _VALUE_BYTES
-    if len(columns) != width * (len(COLUMNS) + 1):
-        raise ValueError(f"{rows} rows do not take {len(columns)} bytes")
-    values = [_sums(columns[at : at + width]) for at in range(0, len(columns), width)] if rows else []
-    table = SegmentTable.from_columns(
-        dict(zip(COLUMNS, values[:-1], strict=True)) if rows else dict.fromkeys(COLUMNS, ()),
-        values[-1] if rows else (),
-        head["writers"],
-    )
+def _manifest(head: dict[str, Any], columns: bytes, names: Sequence[str]) -> PartitionManifest:
+    rows, retired = head["rows"], head["retired"]
+    if min([rows, *(count for count, _ in retired)]) < 0:
+        raise ValueError("a number of rows is negative")
+    segments = _table(rows + sum(count for count, _ in retired), columns, names, head["writers"])
+    batches: list[Retired] = []
+    left = segments.without_head(rows)
+    for count, retired_at_ms in retired:
+        batches.append(Retired(left.head(count), int(retired_at_ms)))
+        left = left.without_head(count)
     return PartitionManifest(
         partition=TopicIdPartition(head["cluster"], head["topic"], head["topic_id"], head["partition"]),
         start_offset=head["start_offset"],
@@ -132,11 +155,32 @@ def _manifest(head: dict[str, Any], columns: bytes) -> PartitionManifest:
         committed_at_ms=head["committed_at_ms"],
         began_at_ms=head["began_at_ms"],
         epochs=tuple((epoch, start) for epoch, start in head["epochs"]),
-        segments=table,
+        segments=segments.head(rows),
         gaps=tuple(Gap(*fields) for fields in head["gaps"]),
         translation=None if head["translation"] is None else OffsetTranslation(*head["translation"]),
         replacements=tuple(Replacement(*fields) for fields in head["replacements"]),
+        allowed_local_start_offset=_optional_int(head["allowed_local_start_offset"]),
+        expired_at_ms=_optional_int(head["expired_at_ms"]),
+        retired=tuple(batches),
+        crossing=tuple(CrossingTransaction(*fields) for fields in head["crossing"]),
     )
+
+
+def _table(rows: int, columns: bytes, names: Sequence[str], writers: Sequence[str]) -> SegmentTable:
+    """Return the table of *rows* rows; a column that the version did not have holds nothing known."""
+    width = rows * _VALUE_BYTES
+    if len(columns) != width * (len(names) + 1):
+        raise ValueError(f"{rows} rows do not take {len(columns)} bytes")
+    values = [_sums(columns[number * width :][:width]) for number in range(len(names) + 1)]
+    known: dict[str, Sequence[int]] = dict(zip(names, values[:-1], strict=True))
+    known.setdefault(_BROKER_TIMESTAMP, [NO_TIMESTAMP] * rows)
+    return SegmentTable.from_columns(known, values[-1], writers)
+
+
+def _optional_int(value: Any) -> int | None:
+    if value is not None and not isinstance(value, int):
+        raise TypeError(f"{value!r} is not a number")
+    return value
 
 
 def _inflate(packed: bytes) -> bytes:

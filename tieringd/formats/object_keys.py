@@ -5,11 +5,13 @@ Names of objects in the bucket: built here, parsed here, and nowhere else.
     ... .log.index
     {h}/{cluster}/meta/{topic}/{partition}_{topic_id}/manifest
     meta/{cluster}/topics/{topic}_{topic_id}/topic_manifest.json
+    meta/{cluster}/brokers/{node_id}/disk_state.json
+    meta/{cluster}/brokers/client_quotas.json
 
 `h` is the xxh32 (seed 0) of all that follows it, in eight hex digits: it spreads load over a
 store's key ranges. A data object and its index share the data object's hash, so they lie side
-by side. Topic manifests carry no hash and lie under one prefix, so that a bucket can be listed
-by someone who knows nothing but its name.
+by side. Topic manifests, and what brokers say of themselves, carry no hash and lie under one
+prefix, so that a bucket can be listed by someone who knows nothing but its name.
 
 Keys are relative to `cloud_storage_prefix`, which the store adds.
 """
@@ -96,6 +98,29 @@ def parse_topic_manifest_key(key: str) -> TopicKey | None:
             if topic and separator == "_":
                 return TopicKey(cluster, topic, topic_id)
     return None
+
+
+def brokers_prefix(cluster: str) -> str:
+    """Return what the keys of everything about a cluster's brokers begin with."""
+    return f"meta/{cluster}/brokers/"
+
+
+def disk_state_key(cluster: str, node_id: int) -> str:
+    """Return the key under which a broker's daemon says how its disks are."""
+    return f"{brokers_prefix(cluster)}{node_id}/disk_state.json"
+
+
+def parse_disk_state_key(key: str) -> int | None:
+    """Return the broker that a disk state is of; None for any other key."""
+    match key.split("/"):
+        case ["meta", _, "brokers", node_id, "disk_state.json"] if re.fullmatch(r"[0-9]{1,10}", node_id):
+            return int(node_id)
+    return None
+
+
+def client_quotas_key(cluster: str) -> str:
+    """Return the key of the record of lowered client quotas."""
+    return f"{brokers_prefix(cluster)}client_quotas.json"
 
 
 def parse_data_key(key: str) -> DataKey | None:

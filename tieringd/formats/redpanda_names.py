@@ -42,7 +42,7 @@ class RawFileKind(Enum):
 
     LOG = "log"
     INDEX = "base_index"
-    """Offsets and times. Late or missing while a segment is active; no reader of ours uses it."""
+    """Offsets and times (see `redpanda_index`). Late or missing while a segment is active, and after it."""
     COMPACTION_INDEX = "compaction_index"
     """Keys. Only compacted topics have it, and only in these a log may have holes."""
 

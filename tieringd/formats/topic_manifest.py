@@ -16,8 +16,8 @@ from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.partition import TopicIdPartition
 
-VERSION = 3
-_READ_VERSIONS = (1, 2, VERSION)
+VERSION = 4
+_READ_VERSIONS = (1, 2, 3, VERSION)
 _FIELDS_SINCE: dict[int, dict[str, Any]] = {
     2: {"archiving": "on", "original_retention": None, "retention_released": False},
     3: {"defaults": None},
@@ -43,6 +43,13 @@ class OriginalRetention:
 
     retention_ms: str | None
     retention_bytes: str | None
+    effective_ms: int | None = None
+    """
+    What held for the topic then, whoever set it; -1 is without limit.
+
+    It is the topic's total retention for as long as it is managed. None of a document before version 4.
+    """
+    effective_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

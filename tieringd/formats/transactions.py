@@ -1,7 +1,7 @@
 """
-Transactions in a log: which are open, which were aborted, and what `read_committed` shows.
+Transactions in a log: which are open, how they end, and what `read_committed` shows.
 
-Both classes take batch headers ascending by offset. A transaction is known by its producer
+All classes take batch headers ascending by offset. A transaction is known by its producer
 id: a producer has at most one open at a time, and a marker in the log ends it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from tieringd.model.segment import AbortedTransaction
+from tieringd.model.segment import AbortedTransaction, CrossingTransaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,10 +37,14 @@ class TransactionTracker:
 
     def copy(self) -> TransactionTracker:
         """Return a tracker in the same state that goes its own way."""
-        twin = TransactionTracker(self._start_offset)
-        twin._open = self._open.copy()
-        twin._ended = self._ended.copy()
+        twin = TransactionTracker()
+        twin._go_on_from(self)
         return twin
+
+    def _go_on_from(self, other: TransactionTracker) -> None:
+        self._start_offset = other._start_offset
+        self._open = other._open.copy()
+        self._ended = other._ended.copy()
 
     @property
     def open_transactions(self) -> Mapping[int, int]:
@@ -74,6 +78,37 @@ class TransactionTracker:
             if first_offset is None
             else AbortedTransaction(producer_id, first_offset, header.last_offset)
         )
+
+
+class MarkerSearch(TransactionTracker):
+    """Go on where *tracker* stands, and find the markers of the transactions that are open there."""
+
+    __slots__ = ("_awaited", "_found")
+
+    def __init__(self, tracker: TransactionTracker) -> None:
+        super().__init__()
+        self._go_on_from(tracker)
+        self._awaited = dict(tracker.open_transactions)
+        self._found: list[CrossingTransaction] = []
+
+    @property
+    def awaited(self) -> Mapping[int, int]:
+        """Return, by producer, the first offset of each transaction without a marker so far."""
+        return self._awaited
+
+    @property
+    def found(self) -> tuple[CrossingTransaction, ...]:
+        """Return the transactions whose markers were met, in the order of these."""
+        return tuple(self._found)
+
+    def note_marker(self, header: BatchHeader, marker: Marker) -> AbortedTransaction | None:
+        """See `TransactionTracker.note_marker`."""
+        first_offset = None if isinstance(marker, int) else self._awaited.pop(header.producer_id, None)
+        if first_offset is not None:
+            self._found.append(
+                CrossingTransaction(header.producer_id, first_offset, header.last_offset, header.leader_epoch)
+            )
+        return super().note_marker(header, marker)
 
 
 class ReadCommittedFilter:

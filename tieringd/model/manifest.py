@@ -6,7 +6,9 @@ A manifest is a value. Every change returns a new manifest and keeps these rules
 1. segments ascend and never overlap;
 2. between two neighbours there is either nothing, or a recorded gap that fills it exactly;
 3. `next_offset` is the end of the last segment or gap, and never moves back;
-4. leader epochs ascend, and so do their start offsets.
+4. leader epochs ascend, and so do their start offsets;
+5. what retention took out, and whose objects are still to be deleted, is not held as well;
+6. a crossing transaction begins below `next_offset`, and before its marker.
 
 Segments are held as columns, not as objects: a long history stays small in memory and is
 searched by bisection. Bytes live in `formats.manifest_codec`; reading and conditional writing
@@ -15,175 +17,24 @@ in `services.manifest_store`.
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tieringd.model.segment import RemoteSegment
+from tieringd.model.segment_table import SegmentTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable
 
     from tieringd.model.offset_translation import OffsetTranslation
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import EpochStart
+    from tieringd.model.segment import CrossingTransaction, EpochStart, RemoteSegment
 
-COLUMNS: tuple[str, ...] = (
-    "base_offset",
-    "last_offset",
-    "size_bytes",
-    "crc32c",
-    "base_timestamp_ms",
-    "max_timestamp_ms",
-    "leader_epoch",
-    "uploaded_at_ms",
-    "index_size_bytes",
-)
-"""The integer columns of a segment table, in their stored order."""
-
-_TYPECODES = {
-    "base_offset": "q",
-    "last_offset": "q",
-    "size_bytes": "q",
-    "crc32c": "I",
-    "base_timestamp_ms": "q",
-    "max_timestamp_ms": "q",
-    "leader_epoch": "i",
-    "uploaded_at_ms": "q",
-    "index_size_bytes": "I",
-}
-
-
-class SegmentTable:
-    """
-    Remote segments in columns, ascending by base offset. Immutable.
-
-    Writer ids are few and long, so each is kept once and rows hold its number.
-    """
-
-    __slots__ = ("_columns", "_writer_numbers", "_writers")
-
-    def __init__(
-        self,
-        columns: Mapping[str, array[int]],
-        writer_numbers: array[int],
-        writers: tuple[str, ...],
-    ) -> None:
-        self._columns = columns
-        self._writer_numbers = writer_numbers
-        self._writers = writers
-
-    @classmethod
-    def of(cls, segments: Iterable[RemoteSegment] = ()) -> SegmentTable:
-        """Build a table from segments that ascend by base offset."""
-        columns = {name: array(code) for name, code in _TYPECODES.items()}
-        numbers = array("H")
-        writers: dict[str, int] = {}
-        for segment in segments:
-            for name, column in columns.items():
-                column.append(getattr(segment, name))
-            numbers.append(writers.setdefault(segment.writer_id, len(writers)))
-        return cls(columns, numbers, tuple(writers))
-
-    @classmethod
-    def from_columns(
-        cls, columns: Mapping[str, Iterable[int]], writer_numbers: Iterable[int], writers: Iterable[str]
-    ) -> SegmentTable:
-        """
-        Build a table from decoded columns.
-
-        Raises:
-            ValueError: The columns differ in length, or a value does not fit its column.
-        """
-        try:
-            built = {name: array(code, columns[name]) for name, code in _TYPECODES.items()}
-            table = cls(built, array("H", writer_numbers), tuple(writers))
-        except OverflowError as error:
-            raise ValueError(f"a segment column holds a value out of range: {error}") from error
-        if len({len(column) for column in (*built.values(), table._writer_numbers)}) != 1:
-            raise ValueError("segment columns differ in length")
-        if any(number >= len(table._writers) for number in table._writer_numbers):
-            raise ValueError("a segment names a writer that the manifest does not list")
-        return table
-
-    def column(self, name: str) -> array[int]:
-        """Return one integer column; the caller does not change it."""
-        return self._columns[name]
-
-    @property
-    def writers(self) -> tuple[str, ...]:
-        """Return the writer ids that rows refer to by number."""
-        return self._writers
-
-    @property
-    def writer_numbers(self) -> array[int]:
-        """Return each row's position in `writers`; the caller does not change it."""
-        return self._writer_numbers
-
-    @property
-    def total_bytes(self) -> int:
-        """Return the size of all data objects."""
-        return sum(self._columns["size_bytes"])
-
-    def __len__(self) -> int:
-        return len(self._writer_numbers)
-
-    def __getitem__(self, row: int) -> RemoteSegment:
-        values = {name: column[row] for name, column in self._columns.items()}
-        return RemoteSegment(writer_id=self._writers[self._writer_numbers[row]], **values)
-
-    def __iter__(self) -> Iterator[RemoteSegment]:
-        return (self[row] for row in range(len(self)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SegmentTable) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"SegmentTable({len(self)} segments)"
-
-    def row_at_or_after(self, offset: int) -> int:
-        """Return the first row whose last offset is at or past *offset*; `len(self)` when none is."""
-        row = bisect_right(self._columns["base_offset"], offset) - 1
-        if row >= 0 and self._columns["last_offset"][row] >= offset:
-            return row
-        return row + 1
-
-    def covering(self, offset: int) -> RemoteSegment | None:
-        """Return the segment that holds *offset*, or None."""
-        row = self.row_at_or_after(offset)
-        if row < len(self) and self._columns["base_offset"][row] <= offset:
-            return self[row]
-        return None
-
-    def overlapping(self, base_offset: int, next_offset: int) -> tuple[RemoteSegment, ...]:
-        """Return the segments with offsets from *base_offset* to before *next_offset*, ascending."""
-        bases = self._columns["base_offset"]
-        found = []
-        for row in range(self.row_at_or_after(base_offset), len(self)):
-            if bases[row] >= next_offset:
-                break
-            found.append(self[row])
-        return tuple(found)
-
-    def head(self, rows: int) -> SegmentTable:
-        """Return a table of the first *rows* rows."""
-        columns = {name: column[:rows] for name, column in self._columns.items()}
-        return SegmentTable(columns, self._writer_numbers[:rows], self._writers)
-
-    def appended(self, segments: Iterable[RemoteSegment]) -> SegmentTable:
-        """Return a table with *segments* at the end; the caller has checked their order."""
-        columns = {name: column[:] for name, column in self._columns.items()}
-        numbers = self._writer_numbers[:]
-        writers = {writer: number for number, writer in enumerate(self._writers)}
-        for segment in segments:
-            for name, column in columns.items():
-                column.append(getattr(segment, name))
-            numbers.append(writers.setdefault(segment.writer_id, len(writers)))
-        return SegmentTable(columns, numbers, tuple(writers))
+SEGMENTS_REMEMBERED = 32
+"""
+A manifest remembers the crossing transactions whose markers are in that many of its last segments, or
+after them. An unclean election loses what a follower lagged behind, which is seldom a whole segment.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +64,15 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
+class Retired:
+    """Segments that retention took out of a manifest, and whose objects are still in the store."""
+
+    segments: SegmentTable
+    retired_at_ms: int
+    """Readers that began before may still have the old manifest, and need the objects."""
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionManifest:
     """What the object store holds of one partition, and who said so last."""
 
@@ -236,6 +96,18 @@ class PartitionManifest:
     replacements: tuple[Replacement, ...] = ()
     translation: OffsetTranslation | None = None
     """Of Redpanda's own offsets, at the archive's end or before it; None where there are none."""
+    allowed_local_start_offset: int | None = None
+    """The local retention hint: where local retention lets the local log begin; None when it has no say."""
+    expired_at_ms: int | None = None
+    """When total retention last moved `start_offset` on; None when it never did."""
+    retired: tuple[Retired, ...] = ()
+    """Of total retention, oldest first."""
+    crossing: tuple[CrossingTransaction, ...] = ()
+    """
+    The transactions with records in one of the segments, and their markers after it, in the archive
+    or past its end. The segment's index tells how each of them ended, which is true for as long as
+    the leader's log has that marker. Those with a marker far from the end are forgotten.
+    """
 
     @classmethod
     def begin(cls, partition: TopicIdPartition, *, start_offset: int, now_ms: int = 0) -> PartitionManifest:
@@ -248,10 +120,15 @@ class PartitionManifest:
         return self.next_offset - 1 if self.next_offset > self.start_offset else None
 
     def appended(
-        self, segments: Iterable[RemoteSegment], epochs: Iterable[EpochStart] = ()
+        self,
+        segments: Iterable[RemoteSegment],
+        epochs: Iterable[EpochStart] = (),
+        crossing: Iterable[CrossingTransaction] = (),
     ) -> PartitionManifest:
         """
         Return a manifest with *segments* at its tip, and *epochs* added to the history.
+
+        *crossing* are the transactions over the end of each of *segments*.
 
         Raises:
             ValueError: A segment does not begin where the one before it ends, or is empty, or an
@@ -266,16 +143,20 @@ class PartitionManifest:
                     f"{next_offset - 1} of {self.partition}"
                 )
             next_offset = segment.next_offset
+        table = self.segments.appended(added)
         return replace(
             self,
-            segments=self.segments.appended(added),
+            segments=table,
             next_offset=next_offset,
             epochs=_extended(self.epochs, epochs),
+            crossing=_remembered((*self.crossing, *crossing), table),
         )
 
     def with_gap(self, gap: Gap) -> PartitionManifest:
         """
         Return a manifest in which *gap* is recorded at the tip.
+
+        A transaction whose marker is lost there is cut off from it: no log decides it any more.
 
         Raises:
             ValueError: The gap does not begin at `next_offset`, or is empty.
@@ -284,13 +165,22 @@ class PartitionManifest:
             raise ValueError(
                 f"gap {gap.base_offset} to {gap.last_offset} cannot follow offset {self.next_offset - 1}"
             )
-        return replace(self, gaps=(*self.gaps, gap), next_offset=gap.next_offset)
+        return replace(
+            self,
+            gaps=(*self.gaps, gap),
+            next_offset=gap.next_offset,
+            crossing=tuple(
+                one for one in self.crossing if not gap.base_offset <= one.marker_offset < gap.next_offset
+            ),
+        )
 
     def cut_back(self, next_offset: int, *, leader_epoch: int, now_ms: int) -> PartitionManifest:
         """
         Return a manifest that ends at *next_offset*, and remembers what was replaced.
 
-        The epochs that began at or past the cut go as well: another leader's follow.
+        The epochs and transactions that began at or past the cut go as well: another leader's follow.
+        An archive of which nothing is left may begin anew before its start: what was there has expired,
+        or was never archived, and another leader wrote other records at these offsets.
 
         Raises:
             ValueError: *next_offset* is inside a segment or gap, or outside the manifest.
@@ -298,20 +188,55 @@ class PartitionManifest:
         ends = {self.start_offset, *(one.next_offset for one in self.gaps)}
         table = self.segments
         kept = table.row_at_or_after(next_offset)
-        if not self.start_offset <= next_offset < self.next_offset or (
-            next_offset not in ends
+        if not 0 <= next_offset < self.next_offset or (
+            next_offset > self.start_offset
+            and next_offset not in ends
             and not (kept > 0 and table.column("last_offset")[kept - 1] == next_offset - 1)
         ):
             raise ValueError(f"the manifest of {self.partition} cannot be cut back to offset {next_offset}")
         replacement = Replacement(next_offset, self.next_offset - 1, leader_epoch, now_ms)
         return replace(
             self,
+            start_offset=min(self.start_offset, next_offset),
             next_offset=next_offset,
             segments=table.head(kept),
             gaps=tuple(gap for gap in self.gaps if gap.base_offset < next_offset),
             epochs=tuple((epoch, start) for epoch, start in self.epochs if start < next_offset),
             replacements=(*self.replacements, replacement),
+            crossing=tuple(one for one in self.crossing if one.first_offset < next_offset),
         )
+
+    def expired(self, segments: int, *, now_ms: int) -> PartitionManifest:
+        """
+        Return a manifest without its first *segments* rows; their objects are to be deleted later.
+
+        Raises:
+            ValueError: There are not as many segments.
+        """
+        if not 0 < segments <= len(self.segments):
+            raise ValueError(f"{segments} of {len(self.segments)} segments of {self.partition} cannot expire")
+        gone = self.segments.head(segments)
+        start_offset = gone[segments - 1].next_offset
+        kept = self.segments.without_head(segments)
+        return replace(
+            self,
+            start_offset=start_offset,
+            segments=kept,
+            gaps=tuple(gap for gap in self.gaps if gap.base_offset >= start_offset),
+            expired_at_ms=now_ms,
+            retired=(*self.retired, Retired(gone, now_ms)),
+            crossing=tuple(one for one in self.crossing if kept and one.marker_offset >= start_offset),
+        )
+
+    def forgotten(self, segments: int) -> PartitionManifest:
+        """Return a manifest without its first *segments* retired ones: their objects are gone."""
+        left: list[Retired] = []
+        for one in self.retired:
+            rows = min(segments, len(one.segments))
+            segments -= rows
+            if rows < len(one.segments):
+                left.append(replace(one, segments=one.segments.without_head(rows)))
+        return replace(self, retired=tuple(left))
 
     def committed(
         self, *, writer_id: str, leader_epoch: int, commit_number: int, now_ms: int
@@ -348,10 +273,39 @@ class PartitionManifest:
             expected = max(expected, last_offset + 1)
         if expected != self.next_offset:
             found.append(f"next_offset is {self.next_offset}, but the last entry ends before {expected}")
+        found += [
+            f"segment {segment.base_offset} is both held and retired"
+            for one in self.retired
+            for segment in one.segments
+            if self.segments.covering(segment.base_offset) == segment
+        ]
         for (epoch, start), (later_epoch, later_start) in pairwise(self.epochs):
             if later_epoch <= epoch or later_start < start:
                 found.append(f"leader epoch {later_epoch} at {later_start} follows {epoch} at {start}")
+        found += [
+            f"the transaction from {one.first_offset} to {one.marker_offset} crosses no segment's end"
+            for one in self.crossing
+            if one.first_offset >= min(self.next_offset, one.marker_offset)
+        ]
         return tuple(found)
+
+
+def _remembered(
+    transactions: Iterable[CrossingTransaction], segments: SegmentTable
+) -> tuple[CrossingTransaction, ...]:
+    """
+    Return those of *transactions* that are not forgotten yet, each once, ascending by marker.
+
+    One is known by its marker. Segments tell of it each from its first record in them.
+    """
+    rows_forgotten = len(segments) - SEGMENTS_REMEMBERED
+    begin = segments.column("base_offset")[rows_forgotten] if rows_forgotten > 0 else 0
+    found: dict[tuple[int, int], CrossingTransaction] = {}
+    for one in transactions:
+        marker = (one.marker_offset, one.leader_epoch)
+        if one.marker_offset >= begin and one.first_offset <= found.get(marker, one).first_offset:
+            found[marker] = one
+    return tuple(found[marker] for marker in sorted(found))
 
 
 def _extended(history: tuple[EpochStart, ...], epochs: Iterable[EpochStart]) -> tuple[EpochStart, ...]:

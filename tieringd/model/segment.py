@@ -29,6 +29,22 @@ class AbortedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossingTransaction:
+    """
+    A transaction with records below some offset, and its marker there or later.
+
+    The marker's offset and leader epoch name it for ever: each epoch has one leader. A log that
+    has another record at that offset may have ended the transaction otherwise.
+    """
+
+    producer_id: int
+    first_offset: int
+    marker_offset: int
+    leader_epoch: int
+    """Under which the marker was written."""
+
+
+@dataclass(frozen=True, slots=True)
 class LocalSegment:
     """One `.log` file of a partition as a directory scan saw it."""
 
@@ -106,6 +122,8 @@ class RemoteSegment:
     uploaded_at_ms: int
     index_size_bytes: int
     """Of the `.log.index` sidecar object."""
+    broker_timestamp_ms: int = NO_TIMESTAMP
+    """When the broker took the newest of its records, where the broker notes that, or NO_TIMESTAMP."""
 
     @property
     def next_offset(self) -> int:

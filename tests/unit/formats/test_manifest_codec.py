@@ -16,9 +16,13 @@ from hypothesis import given
 from tests.golden.make_own_golden import (
     MANIFEST,
     MANIFEST_V1,
+    MANIFEST_V2,
     NEW_MANIFEST,
     NEW_MANIFEST_V1,
+    NEW_MANIFEST_V2,
+    NEWEST_SEGMENTS,
     OWN,
+    RETIRED_SEGMENTS,
     SEGMENTS,
     files,
 )
@@ -27,18 +31,28 @@ from tests.unit.model.values import manifests, remote
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
 from tieringd.formats.manifest_codec import MAGIC, decode_manifest, encode_manifest
-from tieringd.model.manifest import COLUMNS, Gap, SegmentTable
+from tieringd.model.manifest import Gap
+from tieringd.model.segment import NO_TIMESTAMP
+from tieringd.model.segment_table import COLUMNS, SegmentTable
 
-GOLDEN = (OWN / "partition-manifest.v2").read_bytes()
-NEW_GOLDEN = (OWN / "partition-manifest-new.v2").read_bytes()
-WRITTEN = {"partition-manifest.v2": MANIFEST, "partition-manifest-new.v2": NEW_MANIFEST}
-EXPECTED = WRITTEN | {"partition-manifest.v1": MANIFEST_V1, "partition-manifest-new.v1": NEW_MANIFEST_V1}
-NEW_FIELDS = {"began_at_ms", "replacements", "translation"}
-"""What version 2 brought."""
+GOLDEN = (OWN / "partition-manifest.v3").read_bytes()
+NEW_GOLDEN = (OWN / "partition-manifest-new.v3").read_bytes()
+WRITTEN = {"partition-manifest.v3": MANIFEST, "partition-manifest-new.v3": NEW_MANIFEST}
+READ = {
+    "partition-manifest.v1": MANIFEST_V1,
+    "partition-manifest-new.v1": NEW_MANIFEST_V1,
+    "partition-manifest.v2": MANIFEST_V2,
+    "partition-manifest-new.v2": NEW_MANIFEST_V2,
+}
+"""What earlier versions wrote."""
+EXPECTED = WRITTEN | READ
+RETENTION = {"allowed_local_start_offset", "expired_at_ms", "retired", "crossing"}
+NEW_FIELDS = {1: {"began_at_ms", "replacements", "translation"} | RETENTION, 2: RETENTION}
+"""What came after each version."""
 
 
 def body_of(data: bytes) -> bytes:
-    return zlib.decompress(unseal(data, MAGIC, newest_version=2, kind="manifest")[1])
+    return zlib.decompress(unseal(data, MAGIC, newest_version=3, kind="manifest")[1])
 
 
 def parts_of(data: bytes) -> tuple[dict, bytes]:
@@ -48,7 +62,7 @@ def parts_of(data: bytes) -> tuple[dict, bytes]:
     return json.loads(body[4 : 4 + length]), body[4 + length :]
 
 
-def sealed(head: object, columns: bytes, version: int = 2) -> bytes:
+def sealed(head: object, columns: bytes, version: int = 3) -> bytes:
     """Return a manifest with a right checksum around any head (JSON, or bytes as they are)."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     return seal(MAGIC, version, zlib.compress(struct.pack(">I", len(text)) + text + columns))
@@ -77,41 +91,47 @@ def test_golden_manifest_decodes_to_its_values(name):
 
 def test_golden_manifest_holds_its_segments():
     """Rows, with both writers, are those of the recipe."""
-    assert tuple(decode_manifest(GOLDEN).segments) == SEGMENTS
+    found = decode_manifest(GOLDEN)
+    assert tuple(found.segments) == NEWEST_SEGMENTS
+    assert [tuple(one.segments) for one in found.retired] == [RETIRED_SEGMENTS[:2], RETIRED_SEGMENTS[2:]]
 
 
-def test_golden_manifest_of_version_1_says_nothing_of_what_came_later():
-    """Its head lacks what version 2 brought, and it reads as begun at 0 with nothing replaced."""
-    old = (OWN / "partition-manifest.v1").read_bytes()
+@pytest.mark.parametrize("version", NEW_FIELDS)
+def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(version):
+    """Its head lacks what later versions brought, and it reads as if there was nothing of that."""
+    old = (OWN / f"partition-manifest.v{version}").read_bytes()
     head, columns = parts_of(old)
-    assert old[4:6] == b"\x00\x01"
-    assert not NEW_FIELDS & head.keys()
-    assert NEW_FIELDS | head.keys() == HEAD.keys()
-    assert columns == COLUMN_BYTES
+    assert old[4:6] == bytes([0, version])
+    assert not NEW_FIELDS[version] & head.keys()
+    assert NEW_FIELDS[version] | head.keys() == HEAD.keys()
+    assert len(columns) == 8 * 3 * 10
     found = decode_manifest(old)
-    assert (found.began_at_ms, found.replacements, found.translation) == (0, (), None)
+    assert (found.allowed_local_start_offset, found.expired_at_ms, found.retired) == (None, None, ())
+    assert found.crossing == ()
+    assert [one.broker_timestamp_ms for one in found.segments] == [NO_TIMESTAMP] * 3
+    if version == 1:
+        assert (found.began_at_ms, found.replacements, found.translation) == (0, (), None)
 
 
-def test_manifest_of_version_1_is_stored_again_as_version_2():
+@pytest.mark.parametrize("name", READ)
+def test_manifest_of_an_earlier_version_is_stored_again_as_version_3(name):
     """The next commit writes the newest version, and loses nothing on the way."""
-    for name in ("partition-manifest.v1", "partition-manifest-new.v1"):
-        found = decode_manifest((OWN / name).read_bytes())
-        again = encode_manifest(found)
-        assert again[4:6] == b"\x00\x02"
-        assert decode_manifest(again) == found == EXPECTED[name]
+    found = decode_manifest((OWN / name).read_bytes())
+    again = encode_manifest(found)
+    assert again[4:6] == b"\x00\x03"
+    assert decode_manifest(again) == found == EXPECTED[name]
 
 
-def test_fields_of_a_later_version_mean_nothing_in_version_1():
+@pytest.mark.parametrize(("version", "expected"), [(1, MANIFEST_V1), (2, MANIFEST_V2)])
+def test_fields_of_a_later_version_mean_nothing_in_an_earlier_one(version, expected):
     """A version says what its fields are; others in the head are not taken for them."""
-    data = sealed(HEAD, COLUMN_BYTES, version=1)
-    found = decode_manifest(data)
-    assert (found.began_at_ms, found.replacements, found.translation) == (0, (), None)
-    assert found == MANIFEST_V1
+    head, columns = parts_of((OWN / f"partition-manifest.v{version}").read_bytes())
+    assert decode_manifest(sealed({**HEAD, **head}, columns, version=version)) == expected
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_golden_manifest_encodes_to_the_same_bytes(name):
-    """This release writes version 2. Deflate may differ between zlibs, so its input is compared."""
+    """This release writes version 3. Deflate may differ between zlibs, so its input is compared."""
     data = (OWN / name).read_bytes()
     assert body_of(files()[name]) == body_of(data)
     assert files()[name][:8] == data[:8]
@@ -119,11 +139,13 @@ def test_golden_manifest_encodes_to_the_same_bytes(name):
 
 def test_golden_manifest_is_laid_out_as_documented():
     """A reader that knows only the page of the format finds each value."""
-    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x02\x00\x00")
+    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x03\x00\x00")
     assert HEAD["gaps"] == [
         [2001, 2499, "the broker deleted them first, after 7 Tage (é)", 1_700_000_850_000]
     ]
-    assert (HEAD["rows"], HEAD["writers"]) == (3, sorted({one.writer_id for one in SEGMENTS}))
+    assert (HEAD["rows"], HEAD["retired"]) == (3, [[2, 1_700_000_820_000], [1, 1_700_000_830_000]])
+    assert HEAD["writers"] == [SEGMENTS[0].writer_id, SEGMENTS[1].writer_id, "5" * 32]
+    assert HEAD["expired_at_ms"] == 1_700_000_830_000
     assert HEAD["epochs"] == [[0, 0], [4, 1000], [7, 2000], [2**31 - 1, 2500]]
     assert HEAD["began_at_ms"] == 1_699_999_000_000
     assert HEAD["replacements"] == [
@@ -131,12 +153,16 @@ def test_golden_manifest_is_laid_out_as_documented():
         [2500, 2**62, 2**31 - 1, 2**60],
     ]
     assert HEAD["translation"] == [2**62 + 5, 2**40]
+    assert HEAD["crossing"] == [
+        [9_000_000_000, 1010, 2**62 + 1, 2**31 - 1],
+        [5, 2600, 2**62 + 9, 2**31 - 1],
+    ]
     assert parts_of(NEW_GOLDEN)[0]["translation"] is None
-    values = struct.unpack(f"<{3 * 10}q", COLUMN_BYTES)
-    columns = [list(accumulate(values[at : at + 3])) for at in range(0, 30, 3)]
+    values = struct.unpack(f"<{6 * 11}q", COLUMN_BYTES)
+    columns = [list(accumulate(values[at : at + 6])) for at in range(0, 66, 6)]
     for name, column in zip(COLUMNS, columns[:-1], strict=True):
-        assert column == [getattr(segment, name) for segment in SEGMENTS], name
-    assert columns[-1] == [0, 1, 0]
+        assert column == [getattr(segment, name) for segment in (*NEWEST_SEGMENTS, *RETIRED_SEGMENTS)], name
+    assert columns[-1] == [0, 1, 0, 0, 2, 0]
 
 
 def test_columns_are_swapped_on_a_host_of_the_other_byte_order(monkeypatch):
@@ -151,7 +177,7 @@ def test_columns_are_swapped_on_a_host_of_the_other_byte_order(monkeypatch):
     assert found == expected
 
 
-def test_column_order_is_that_of_versions_1_and_2():
+def test_column_order_is_that_of_all_versions():
     """The order of columns is part of the stored format: another one needs another version."""
     assert COLUMNS == (
         "base_offset",
@@ -163,6 +189,7 @@ def test_column_order_is_that_of_versions_1_and_2():
         "leader_epoch",
         "uploaded_at_ms",
         "index_size_bytes",
+        "broker_timestamp_ms",
     )
 
 
@@ -190,11 +217,11 @@ def test_any_truncated_manifest_is_corrupt():
 
 def test_manifest_of_a_newer_version_says_what_to_do():
     """A host that was not upgraded names the version and the way out."""
-    data = seal(MAGIC, 3, b"whatever version 3 will hold")
+    data = seal(MAGIC, 4, b"whatever version 4 will hold")
     with pytest.raises(CorruptDataError) as caught:
         decode_manifest(data)
     assert str(caught.value) == (
-        "partition manifest has format version 3; this release reads 1 to 2. Upgrade tieringd on this host"
+        "partition manifest has format version 4; this release reads 1 to 3. Upgrade tieringd on this host"
     )
 
 
@@ -221,7 +248,7 @@ def test_segment_index_is_not_a_manifest():
 def test_whole_envelope_around_a_wrong_body_is_corrupt(packed):
     """A right checksum does not make a body right."""
     with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
-        decode_manifest(seal(MAGIC, 2, packed))
+        decode_manifest(seal(MAGIC, 3, packed))
 
 
 @pytest.mark.parametrize("head", NOT_JSON_OBJECTS, ids=range(len(NOT_JSON_OBJECTS)))
@@ -256,6 +283,11 @@ def test_manifest_with_any_other_head_is_read_or_corrupt(head):
         pytest.param({"gaps": []}, "offsets 2001 to 2499 are neither stored nor a recorded gap", id="hole"),
         pytest.param({"start_offset": 0}, "offsets 0 to 999 are neither stored nor", id="start"),
         pytest.param({"epochs": [[5, 0], [4, 9]]}, "leader epoch 4 at 9 follows 5 at 0", id="epochs"),
+        pytest.param(
+            {"crossing": [[9, 1010, 1010, 7]]},
+            "the transaction from 1010 to 1010 crosses no segment's end",
+            id="transaction",
+        ),
     ],
 )
 def test_manifest_that_breaks_a_rule_is_not_read(changes, words):
@@ -274,10 +306,20 @@ def test_manifest_that_breaks_a_rule_is_not_read(changes, words):
         pytest.param({"translation": [1, 2]}, id="translation impossible"),
         pytest.param({"translation": ["a", 2]}, id="translation of words"),
         pytest.param({"translation": 7}, id="translation no pair"),
+        pytest.param({"allowed_local_start_offset": "7"}, id="hint in words"),
+        pytest.param({"expired_at_ms": "7"}, id="time in words"),
+        pytest.param({"retired": [[3]]}, id="retired without a time"),
+        pytest.param({"retired": [[4, 0], [-1, 0]]}, id="a negative number of rows"),
+        pytest.param({"rows": -1, "retired": [[7, 0]]}, id="a negative number of live rows"),
+        pytest.param({"retired": [[4, 0]]}, id="more retired than there are rows"),
+        pytest.param({"retired": [[2, "x"], [1, 0]]}, id="retired at no time"),
+        pytest.param({"crossing": [[1, 2, 3]]}, id="transaction too short"),
+        pytest.param({"crossing": [[1, "a", 3, 4]]}, id="transaction of words"),
+        pytest.param({"crossing": None}, id="no transactions"),
     ],
 )
 def test_manifest_with_a_wrong_new_field_is_corrupt(changes):
-    """What version 2 brought is read as strictly as the rest."""
+    """What later versions brought is read as strictly as the rest."""
     with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
         decode_manifest(sealed(HEAD | changes, COLUMN_BYTES))
 

@@ -13,10 +13,14 @@ from tieringd.formats.object_keys import (
     TOPIC_MANIFESTS_PREFIX,
     DataKey,
     TopicKey,
+    brokers_prefix,
+    client_quotas_key,
     data_key,
+    disk_state_key,
     index_key,
     manifest_key,
     parse_data_key,
+    parse_disk_state_key,
     parse_topic_manifest_key,
     topic_manifest_key,
 )
@@ -158,3 +162,37 @@ def test_other_keys_are_no_topic_manifest_keys(key):
     """A key with another shape, without a topic or with a short id, names no topic."""
     assert parse_topic_manifest_key(TOPIC_MANIFEST_KEY) == TopicKey(CLUSTER, TOPIC, TOPIC_ID)
     assert parse_topic_manifest_key(key) is None
+
+
+def test_keys_about_brokers_are_laid_out_as_documented():
+    """They lie under one prefix of the cluster, and are no topic manifests."""
+    keys = [disk_state_key(CLUSTER, 12), client_quotas_key(CLUSTER)]
+    assert keys == [
+        "meta/MkU3OEVBNTcwNTJENDM2Qk/brokers/12/disk_state.json",
+        "meta/MkU3OEVBNTcwNTJENDM2Qk/brokers/client_quotas.json",
+    ]
+    for key in keys:
+        assert key.startswith(brokers_prefix(CLUSTER))
+        assert parse_topic_manifest_key(key) is None
+
+
+@given(st.text(base64url, min_size=1), st.integers(0, 2**31 - 1))
+def test_disk_state_key_is_parsed(cluster, node_id):
+    """The broker's id comes back from the key."""
+    assert parse_disk_state_key(disk_state_key(cluster, node_id)) == node_id
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        client_quotas_key(CLUSTER),
+        TOPIC_MANIFEST_KEY,
+        f"meta/{CLUSTER}/brokers/one/disk_state.json",
+        f"meta/{CLUSTER}/brokers/-1/disk_state.json",
+        f"meta/{CLUSTER}/brokers/1/disk_state.json/x",
+        f"other/{CLUSTER}/brokers/1/disk_state.json",
+    ],
+)
+def test_other_keys_are_no_disk_states(key):
+    """What is no broker's state is not taken for one."""
+    assert parse_disk_state_key(key) is None

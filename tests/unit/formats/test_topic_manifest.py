@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.golden.make_own_golden import OWN, TOPIC_MANIFEST, TOPIC_MANIFEST_V1, TOPIC_MANIFEST_V2, files
+from tests.golden.make_own_golden import (
+    OWN,
+    TOPIC_MANIFEST,
+    TOPIC_MANIFEST_V1,
+    TOPIC_MANIFEST_V2,
+    TOPIC_MANIFEST_V3,
+    files,
+)
 from tests.unit.formats.damage import NOT_JSON_OBJECTS, changed_heads, truncations
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TopicKey
@@ -24,7 +31,7 @@ from tieringd.formats.topic_manifest import (
 )
 from tieringd.model.partition import TopicIdPartition
 
-GOLDEN = (OWN / "topic-manifest.v3.json").read_bytes()
+GOLDEN = (OWN / "topic-manifest.v4.json").read_bytes()
 DOCUMENT = json.loads(GOLDEN)
 
 
@@ -37,7 +44,13 @@ DOCUMENT = json.loads(GOLDEN)
         lifecycle=st.text(max_size=9),
         archiving=st.sampled_from(Archiving),
         original_retention=st.none()
-        | st.builds(OriginalRetention, st.none() | st.text(max_size=9), st.none() | st.text(max_size=9)),
+        | st.builds(
+            OriginalRetention,
+            st.none() | st.text(max_size=9),
+            st.none() | st.text(max_size=9),
+            st.none() | st.integers(),
+            st.none() | st.integers(),
+        ),
         retention_released=st.booleans(),
         defaults=st.none()
         | st.builds(
@@ -58,9 +71,16 @@ def test_topic_manifest_survives_encoding(manifest):
 
 
 def test_golden_topic_manifest_is_read_and_written():
-    """What version 3 wrote is read as what it meant, and written the same, to the byte."""
+    """What version 4 wrote is read as what it meant, and written the same, to the byte."""
     assert decode_topic_manifest(GOLDEN) == TOPIC_MANIFEST
-    assert files()["topic-manifest.v3.json"] == GOLDEN
+    assert files()["topic-manifest.v4.json"] == GOLDEN
+
+
+def test_golden_topic_manifest_of_version_3_is_read():
+    """What version 3 could not say is what held for a managed topic before, whoever had set it."""
+    found = decode_topic_manifest((OWN / "topic-manifest.v3.json").read_bytes())
+    assert found == TOPIC_MANIFEST_V3
+    assert found.original_retention == OriginalRetention("604800000", None, None, None)
 
 
 def test_golden_topic_manifest_of_version_2_is_read():
@@ -70,7 +90,7 @@ def test_golden_topic_manifest_of_version_2_is_read():
     assert found.defaults is None
 
 
-def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_3():
+def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_4():
     """What version 1 could not say is: archived, and never managed."""
     found = decode_topic_manifest((OWN / "topic-manifest.v1.json").read_bytes())
     assert found == TOPIC_MANIFEST_V1
@@ -80,7 +100,7 @@ def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_3():
         False,
     )
     again = encode_topic_manifest(found)
-    assert json.loads(again)["version"] == 3
+    assert json.loads(again)["version"] == 4
     assert decode_topic_manifest(again) == found
 
 
@@ -98,8 +118,8 @@ def test_topic_manifest_leads_to_its_partitions():
 @pytest.mark.parametrize(
     "document",
     [
-        pytest.param(DOCUMENT | {"version": 4}, id="same fields"),
-        pytest.param({"version": 4, "name": "fields that we do not know"}, id="other fields"),
+        pytest.param(DOCUMENT | {"version": 5}, id="same fields"),
+        pytest.param({"version": 5, "name": "fields that we do not know"}, id="other fields"),
     ],
 )
 def test_topic_manifest_of_a_newer_version_says_what_to_do(document):
@@ -107,7 +127,7 @@ def test_topic_manifest_of_a_newer_version_says_what_to_do(document):
     with pytest.raises(CorruptDataError) as caught:
         decode_topic_manifest(json.dumps(document).encode())
     assert str(caught.value) == (
-        "topic manifest has version 4; this release reads 1, 2, 3. Upgrade tieringd on this host"
+        "topic manifest has version 5; this release reads 1, 2, 3, 4. Upgrade tieringd on this host"
     )
 
 

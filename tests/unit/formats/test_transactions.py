@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tests.builders import batch, golden_log
 from tieringd.formats.header_walk import HeaderWalk
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker, parse_header
-from tieringd.formats.transactions import ReadCommittedFilter, TransactionTracker
-from tieringd.model.segment import AbortedTransaction
+from tieringd.formats.transactions import MarkerSearch, ReadCommittedFilter, TransactionTracker
+from tieringd.model.segment import AbortedTransaction, CrossingTransaction
 
 
 def data(offset: int, producer_id: int, *, records: int = 1):
@@ -78,6 +78,26 @@ def test_copy_goes_its_own_way():
     assert tracker.first_unstable_offset == 0
     assert twin.copy().note_marker(marker(2, 7), "abort") is None
     assert tracker.note_marker(marker(3, 7), "abort") == AbortedTransaction(7, 0, 3)
+
+
+def test_search_finds_the_first_marker_of_each_open_transaction():
+    """What a producer does after that, and other producers, have no part in it."""
+    tracker = TransactionTracker(0)
+    for header in (data(0, 7), data(1, 8), data(2, 9)):
+        tracker.note_data(header)
+    search = MarkerSearch(tracker)
+    search.note_data(data(3, 7))
+    assert search.note_marker(marker(4, 7), 5) is None, "no marker that ends anything"
+    assert search.note_marker(marker(5, 6), "commit") is None, "of a producer with nothing open"
+    assert search.note_marker(marker(6, 8, ABORT_MARKER), "abort") == AbortedTransaction(8, 1, 6)
+    assert search.awaited == {7: 0, 9: 2}
+    search.note_marker(marker(7, 7), "commit")
+    search.note_data(data(8, 7))
+    search.note_marker(marker(9, 7), "commit")
+    epoch = marker(9, 7).leader_epoch
+    assert search.found == (CrossingTransaction(8, 1, 6, epoch), CrossingTransaction(7, 0, 7, epoch))
+    assert (search.awaited, search.open_transactions) == ({9: 2}, {9: 2})
+    assert tracker.open_transactions == {7: 0, 8: 1, 9: 2}
 
 
 def test_filter_shows_the_committed_records_of_a_broker_s_log():

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import PARTITION, WRITERS, manifests, remote, stored
-from tieringd.model.manifest import Gap, PartitionManifest, Replacement, SegmentTable
+from tieringd.model.manifest import SEGMENTS_REMEMBERED, Gap, PartitionManifest, Replacement
+from tieringd.model.segment import CrossingTransaction
+from tieringd.model.segment_table import SegmentTable
 
 EMPTY = PartitionManifest.begin(PARTITION, start_offset=10)
 TWO = stored([remote(10, 19), remote(20, 29)])
@@ -130,11 +132,20 @@ def test_cut_back_manifest_ends_at_the_cut_and_remembers_what_was_replaced(next_
     assert (LONG.next_offset, len(LONG.segments), LONG.replacements) == (60, 4, ())
 
 
-@pytest.mark.parametrize("next_offset", [9, 11, 19, 21, 31, 39, 41, 51, 59, 60, 61, 0, -1])
+@pytest.mark.parametrize("next_offset", [11, 19, 21, 31, 39, 41, 51, 59, 60, 61, -1])
 def test_cut_back_refuses_any_other_place(next_offset):
     """Not inside a segment or gap, not at the end, and not outside."""
     with pytest.raises(ValueError, match=f"orders-3 cannot be cut back to offset {next_offset}"):
         LONG.cut_back(next_offset, leader_epoch=12, now_ms=99)
+
+
+@pytest.mark.parametrize("next_offset", [0, 9])
+def test_cut_back_before_the_start_leaves_nothing_and_begins_there(next_offset):
+    """Another leader wrote from there on, and nothing of it was ever archived."""
+    cut = LONG.cut_back(next_offset, leader_epoch=12, now_ms=99)
+    assert (cut.start_offset, cut.next_offset) == (next_offset, next_offset)
+    assert (len(cut.segments), cut.gaps, cut.faults()) == (0, (), ())
+    assert cut.replacements == (Replacement(next_offset, 59, 12, 99),)
 
 
 def test_cut_back_manifest_goes_on_with_another_leader_s_segments():
@@ -288,3 +299,57 @@ def test_faults_sees_any_two_rows_that_changed_places(manifest, data):
         first = data.draw(st.integers(0, len(rows) - 2))
         rows[first], rows[first + 1] = rows[first + 1], rows[first]
         assert dataclasses.replace(manifest, segments=SegmentTable.of(rows)).faults()
+
+
+def crossing(first_offset: int, marker_offset: int) -> CrossingTransaction:
+    return CrossingTransaction(7, first_offset, marker_offset, 5)
+
+
+def test_crossing_transaction_is_one_however_many_segments_tell_of_it():
+    """It began where the first of them says, in whatever order they come."""
+    another = CrossingTransaction(8, 20, 60, 6)
+    told = [crossing(35, 60), another, crossing(31, 60), crossing(33, 60), crossing(36, 45)]
+    begun = TWO.appended([remote(30, 39)], crossing=told)
+    assert begun.crossing == (crossing(36, 45), crossing(31, 60), another)
+    again = begun.appended([remote(40, 49)], crossing=[crossing(40, 60)])
+    assert again.crossing == begun.crossing, "the first marker is in the archive, and may be cut off again"
+    assert again.faults() == ()
+
+
+def test_crossing_transaction_is_forgotten_when_its_marker_is_far_from_the_end():
+    """A manifest does not grow by every transaction that there ever was."""
+    rows = [remote(10 * row, 10 * row + 9) for row in range(SEGMENTS_REMEMBERED)]
+    told = [crossing(5, 9), crossing(5, 10), crossing(7, 10_000)]
+    full = stored(rows).appended((), crossing=told)
+    assert full.crossing == tuple(told)
+    assert full.appended([remote(full.next_offset, full.next_offset)]).crossing == tuple(told[1:])
+
+
+def test_gap_takes_the_transactions_whose_markers_are_lost_in_it():
+    """They are not whole any more, whatever another log says."""
+    told = [crossing(15, 29), crossing(15, 30), crossing(15, 39), crossing(15, 40)]
+    begun = TWO.appended((), crossing=told).with_gap(Gap(30, 39, "gone", 7))
+    assert begun.crossing == (told[0], told[3])
+
+
+def test_cut_back_manifest_keeps_the_transactions_that_began_before_the_cut():
+    """Their markers may be cut off, and are past the archive's end then."""
+    told = [crossing(12, 18), crossing(12, 28), crossing(25, 45), crossing(15, 50)]
+    cut = TWO.appended((), crossing=told).cut_back(20, leader_epoch=9, now_ms=1)
+    assert cut.crossing == (told[0], told[1], told[3])
+    assert cut.faults() == ()
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(crossing(30, 40), id="begins past the end"),
+        pytest.param(crossing(20, 20), id="is its own marker"),
+        pytest.param(crossing(21, 20), id="ends before it begins"),
+    ],
+)
+def test_transaction_that_crosses_nothing_breaks_a_rule(one):
+    """It has no records in the archive, or nothing between them and its marker."""
+    assert dataclasses.replace(TWO, crossing=(one,)).faults() == (
+        f"the transaction from {one.first_offset} to {one.marker_offset} crosses no segment's end",
+    )

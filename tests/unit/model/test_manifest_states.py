@@ -38,6 +38,8 @@ class ManifestMachine(RuleBasedStateMachine):
         self.epochs: list[tuple[int, int]] = []
         self.replacements: list[Replacement] = []
         self.claim = ("", -1, 0, 0)
+        self.retired: list[tuple[RemoteSegment, int]] = []
+        self.expired_at_ms: int | None = None
 
     def _note(self, entry: RemoteSegment | Gap) -> None:
         for offset in range(entry.base_offset, entry.last_offset + 1):
@@ -84,9 +86,46 @@ class ManifestMachine(RuleBasedStateMachine):
         self.epochs = [(epoch, start) for epoch, start in self.epochs if start < cut]
         self.next_offset = cut
 
+    @rule(data=st.data(), now_ms=st.integers(0, 9))
+    def expire(self, data: st.DataObject, now_ms: int) -> None:
+        if not self.segments:
+            return
+        count = data.draw(st.integers(1, len(self.segments)))
+        self.start_offset = self.segments[count - 1].last_offset + 1
+        self.retired += [(one, now_ms) for one in self.segments[:count]]
+        self.manifest = self.manifest.expired(count, now_ms=now_ms)
+        self.segments = self.segments[count:]
+        self.gaps = [one for one in self.gaps if one.base_offset >= self.start_offset]
+        self.holders = {offset: one for offset, one in self.holders.items() if offset >= self.start_offset}
+        self.expired_at_ms = now_ms
+
+    @rule(count=st.integers(0, 9))
+    def forget(self, count: int) -> None:
+        self.manifest = self.manifest.forgotten(count)
+        self.retired = self.retired[count:]
+
+    @rule(more=st.integers(1, 3))
+    def refuse_to_expire_what_is_not_there(self, more: int) -> None:
+        for count in (0, len(self.segments) + more):
+            with pytest.raises(ValueError, match="cannot expire"):
+                self.manifest.expired(count, now_ms=0)
+
+    @rule(data=st.data())
+    def begin_anew(self, data: st.DataObject) -> None:
+        if not 0 < self.start_offset < self.next_offset:
+            return
+        cut = data.draw(st.integers(0, self.start_offset - 1))
+        self.replacements.append(Replacement(cut, self.next_offset - 1, len(self.replacements), 5))
+        self.manifest = self.manifest.cut_back(cut, leader_epoch=len(self.replacements) - 1, now_ms=5)
+        self.segments, self.gaps, self.holders = [], [], {}
+        self.epochs = [(epoch, start) for epoch, start in self.epochs if start < cut]
+        self.start_offset = self.next_offset = cut
+
     @rule(offset=st.integers(-1, 60))
     def refuse_a_cut_anywhere_else(self, offset: int) -> None:
-        if offset == self.next_offset or offset not in {one.base_offset for one in self.holders.values()}:
+        bases = {one.base_offset for one in self.holders.values()}
+        is_inside = self.start_offset <= offset < self.next_offset and offset not in bases
+        if offset < 0 or offset >= self.next_offset or is_inside:
             with pytest.raises(ValueError, match="cannot be cut back"):
                 self.manifest.cut_back(offset, leader_epoch=0, now_ms=0)
 
@@ -133,6 +172,9 @@ class ManifestMachine(RuleBasedStateMachine):
         assert list(found.gaps) == self.gaps
         assert list(found.epochs) == self.epochs
         assert list(found.replacements) == self.replacements
+        assert found.expired_at_ms == self.expired_at_ms
+        assert [(row, one.retired_at_ms) for one in found.retired for row in one.segments] == self.retired
+        assert all(len(one.segments) for one in found.retired)
         assert (found.writer_id, found.leader_epoch, found.commit_number, found.committed_at_ms) == self.claim
 
     @invariant()

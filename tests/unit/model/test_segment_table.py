@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import WRITERS, remote, remote_segments
-from tieringd.model.manifest import COLUMNS, SegmentTable
+from tieringd.model.segment_table import COLUMNS, SegmentTable
 
 MILLION = 1_000_000
 FOUR = (

@@ -11,7 +11,7 @@ from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest import Gap, PartitionManifest, Replacement
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition, TopicPartition
-from tieringd.model.segment import LocalSegment, RemoteSegment
+from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -78,6 +78,7 @@ def remote_segments(draw: st.DrawFn, base_offset: int, *, max_length: int = 1000
         leader_epoch=draw(st.integers(-1, 2**31 - 1)),
         writer_id=draw(st.sampled_from(WRITERS)),
         uploaded_at_ms=draw(st.integers(0, 2**62)),
+        broker_timestamp_ms=draw(timestamps),
         index_size_bytes=draw(st.integers(0, 2**32 - 1)),
     )
 
@@ -87,6 +88,18 @@ _replacements = st.builds(Replacement, _offsets, _offsets, st.integers(-1, 2**31
 _translations = _offsets.flatmap(
     lambda raw: st.integers(0, raw).map(lambda delta: OffsetTranslation(raw, delta))
 )
+
+
+def _crossing_at(manifest: PartitionManifest) -> st.SearchStrategy[CrossingTransaction]:
+    return st.integers(manifest.start_offset, manifest.next_offset - 1).flatmap(
+        lambda first_offset: st.builds(
+            CrossingTransaction,
+            producer_id=_offsets,
+            first_offset=st.just(first_offset),
+            marker_offset=st.integers(first_offset + 1, 2**62),
+            leader_epoch=st.integers(0, 2**31 - 1),
+        )
+    )
 
 
 @st.composite
@@ -105,11 +118,18 @@ def manifests(draw: st.DrawFn) -> PartitionManifest:
             )
         else:
             manifest = manifest.appended([draw(remote_segments(base_offset))])
+            if draw(st.booleans()) and draw(st.booleans()):
+                manifest = manifest.expired(
+                    draw(st.integers(1, len(manifest.segments))), now_ms=draw(st.integers(0, 2**62))
+                )
+    if manifest.next_offset > manifest.start_offset:
+        manifest = manifest.appended((), crossing=draw(st.lists(_crossing_at(manifest), max_size=3)))
     manifest = replace(
         manifest,
         began_at_ms=draw(st.integers(0, 2**62)),
         replacements=tuple(draw(st.lists(_replacements, max_size=2))),
         translation=draw(st.none() | _translations),
+        allowed_local_start_offset=draw(st.none() | _offsets),
     )
     epochs = draw(st.lists(st.integers(0, 2**31 - 1), unique=True, max_size=4).map(sorted))
     starts = sorted(draw(st.lists(st.integers(0, 2**40), min_size=len(epochs), max_size=len(epochs))))
