@@ -10,6 +10,9 @@ The comparison rests on one property of Kafka's replication: each epoch has one 
 logs that both have an epoch are equal up to where the first of them ends it (KIP-101, KIP-279).
 Where the two histories say an epoch *begins* is not compared: compaction and retention move that.
 
+What the archive says of a transaction may rest on a marker past its end. When that is off the
+lineage, the records are the leader's and how they count is not: they are replaced as well.
+
 A policy: it answers with a frozen plan and touches neither log nor archive. Whenever it cannot
 know, it plans nothing and says why.
 """
@@ -19,9 +22,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from tieringd.policies.epoch_history import end_offset_for
+from tieringd.policies.epoch_history import end_offset_for, epoch_at
 from tieringd.policies.upload import MissingRange
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import LogBounds
-    from tieringd.model.segment import EpochStart
+    from tieringd.model.segment import CrossingTransaction, EpochStart
 
 
 class Lineage(Enum):
@@ -44,6 +48,8 @@ class Lineage(Enum):
     """This look at the broker came too early or too late; the next one may tell."""
     DIVERGES = "diverges"
     """The tail is off the lineage: it is replaced before anything is appended."""
+    REOPENED = "reopened"
+    """The tail is on the lineage, and the end of a transaction in it is not: it is replaced as well."""
 
     @property
     def may_append(self) -> bool:
@@ -65,7 +71,10 @@ class Replacement:
     """Of the first segment, or gap, that is replaced. All below stays."""
     last_offset: int
     divergence_offset: int
-    """The first offset that is off the lineage; between `base_offset` and it the records are good."""
+    """
+    The first offset that is off the lineage, or the end of the tail where it is all on it. Between
+    `base_offset` and here the records are good.
+    """
     segment_count: int
     local_base_offset: int | None
     """The base of the local segment that holds `base_offset`, which may begin before it."""
@@ -87,7 +96,7 @@ class LineagePlan:
     resume_offset: int
     """Exclusive end of what the archive keeps: the next upload begins here."""
     replacement: Replacement | None = None
-    """Set exactly when the lineage diverges."""
+    """Set exactly when the lineage diverges, or a transaction is open again."""
 
 
 def divergence_offset(
@@ -128,10 +137,19 @@ def durable_end(manifest: PartitionManifest | None, log: LocalLog) -> int | None
     Return the exclusive end of what the archive holds of *log*; None when it is known to hold nothing.
 
     *manifest* may be an old copy. What it holds off the lineage of *log* is not counted: another
-    leader is about to cut it off, or has done so already.
+    leader is about to cut it off, or has done so already. That goes for a transaction that ends
+    there as well.
     """
     if manifest is None:
         return None
+    reopened = _first_reopened(manifest, log)
+    if reopened is not None:
+        end = _entry_base(manifest, reopened.first_offset)
+        return min(end, _lineage_end(manifest, log))
+    return _lineage_end(manifest, log)
+
+
+def _lineage_end(manifest: PartitionManifest, log: LocalLog) -> int:
     if not manifest.epochs or not log.epochs or manifest.epochs[-1] == log.epochs[-1]:
         return manifest.next_offset
     return divergence_offset(
@@ -154,9 +172,11 @@ def plan_replacement(
     """
     Judge the tail of *manifest* by the leader's *log*, under the epoch it leads since.
 
-    *undecided_from* is where the first transaction that is open at the divergence began, if any is:
-    the archive's indexes say how it ended for the old leader, and for the new one it may end
-    otherwise. So all from there on is replaced.
+    The archive's indexes say how a transaction ended for the old leader; without that marker it may
+    end otherwise for the new one. So all from the first such transaction on is replaced, even where
+    the tail itself is on the lineage as a whole. The manifest knows by which markers they ended, back
+    to some segments from its end. *undecided_from* is where the first began that is open, by what is
+    left of the local log, at the divergence.
 
     A gap at the very end of the archive is not judged: it holds no records. Segments uploaded
     under *leader_epoch* itself came from this log and need no proof; so this is cheap on every
@@ -165,32 +185,42 @@ def plan_replacement(
     known = _without_comparison(manifest, log, leader_epoch)
     if known is not None:
         return LineagePlan(*known, manifest.next_offset)
-    tail = manifest.segments[len(manifest.segments) - 1]
+    # Of an archive that retention emptied nothing is left but where it ended, and under which epochs.
+    last = manifest.segments[len(manifest.segments) - 1] if manifest.segments else None
+    tail_end = last.next_offset if last else manifest.start_offset
     divergence = divergence_offset(
         manifest.epochs,
         log.epochs,
-        archived_next_offset=tail.next_offset,
+        archived_next_offset=tail_end,
         local_next_offset=bounds.log_end_offset,
     )
     newest = manifest.epochs[-1][0]
-    if divergence == tail.next_offset:
-        return LineagePlan(Lineage.HOLDS, _why_holds(manifest, log), manifest.next_offset)
+    reopened = _first_reopened(manifest, log)
+    if divergence == tail_end:
+        if reopened is None:
+            return LineagePlan(Lineage.HOLDS, _why_holds(manifest, log), manifest.next_offset)
+        replacement = _replacement(manifest, log, bounds, divergence, reopened.first_offset)
+        reason = _why_reopened(reopened, leader_epoch)
+        return LineagePlan(Lineage.REOPENED, reason, replacement.base_offset, replacement)
     if newest >= leader_epoch:
         # Only the end of the log speaks against the tail then, and what we know of it may lag.
         reason = (
-            f"the archive holds leader epoch {newest} up to offset {tail.last_offset}, and the log that "
+            f"the archive holds leader epoch {newest} up to offset {tail_end - 1}, and the log that "
             f"leads since epoch {leader_epoch} is known up to offset {bounds.log_end_offset - 1} only"
         )
         return LineagePlan(Lineage.UNDECIDED, reason, manifest.next_offset)
     reason = (
-        f"offsets {divergence} to {tail.last_offset} were archived from a leader whose records the log "
+        f"offsets {divergence} to {tail_end - 1} were archived from a leader whose records the log "
         f"that leads since epoch {leader_epoch} does not hold"
     )
     from_offset = divergence
-    if undecided_from is not None and undecided_from < divergence:
+    if reopened is not None and reopened.first_offset < from_offset:
+        from_offset = reopened.first_offset
+        reason = f"{reason}; {_why_reopened(reopened, leader_epoch)}"
+    if undecided_from is not None and undecided_from < from_offset:
         from_offset = undecided_from
         reason = f"{reason}; a transaction that is open there began at offset {undecided_from}"
-    replacement = _replacement(manifest, log, divergence, from_offset)
+    replacement = _replacement(manifest, log, bounds, divergence, from_offset)
     return LineagePlan(Lineage.DIVERGES, reason, replacement.base_offset, replacement)
 
 
@@ -203,15 +233,22 @@ def _without_comparison(
             f"leader epoch {manifest.leader_epoch} wrote the manifest, and this broker was seen to lead "
             f"since epoch {leader_epoch}"
         )
-    if not manifest.segments:
+    if not manifest.segments and manifest.expired_at_ms is None:
         return Lineage.HOLDS, "the archive holds no segment"
-    if manifest.segments[len(manifest.segments) - 1].leader_epoch == leader_epoch:
+    if _newest_uploader(manifest) == leader_epoch:
         return Lineage.HOLDS, f"leader epoch {leader_epoch} itself uploaded the archive's tail"
     if not manifest.epochs or not log.epochs:
         side = "archive" if log.epochs else "local log"
         return Lineage.UNKNOWN, f"the {side} has no leader-epoch history"
     too_early = _why_too_early(log, leader_epoch)
     return (Lineage.UNDECIDED, too_early) if too_early else None
+
+
+def _newest_uploader(manifest: PartitionManifest) -> int | None:
+    """Return the leader epoch under which the archive's tail was uploaded; of an emptied one, written."""
+    if manifest.segments:
+        return manifest.segments[len(manifest.segments) - 1].leader_epoch
+    return manifest.epochs[-1][0] if manifest.epochs else None
 
 
 def _why_too_early(log: LocalLog, leader_epoch: int) -> str:
@@ -235,11 +272,42 @@ def _why_holds(manifest: PartitionManifest, log: LocalLog) -> str:
     return f"the local log holds leader epoch {shared} as far as the archive does"
 
 
+def _first_reopened(manifest: PartitionManifest, log: LocalLog) -> CrossingTransaction | None:
+    """
+    Return the first transaction that, by the archive, ended with a marker that *log* does not hold.
+
+    Where the history of *log* begins later than the marker, nothing contradicts it.
+    """
+    if not manifest.crossing or not log.epochs:
+        return None
+    newest = log.epochs[-1][0]
+    reopened = (
+        one
+        for one in manifest.crossing
+        # What the newest leader wrote is mostly all there is, and every round asks.
+        if one.leader_epoch != newest
+        and epoch_at(log.epochs, one.marker_offset) not in {None, one.leader_epoch}
+    )
+    return min(reopened, key=attrgetter("first_offset"), default=None)
+
+
+def _why_reopened(transaction: CrossingTransaction, leader_epoch: int) -> str:
+    return (
+        f"the transaction of producer {transaction.producer_id} that began at offset "
+        f"{transaction.first_offset} was archived as leader epoch {transaction.leader_epoch} ended it at "
+        f"offset {transaction.marker_offset}; the log that leads since epoch {leader_epoch} lacks that marker"
+    )
+
+
 def _replacement(
-    manifest: PartitionManifest, log: LocalLog, divergence: int, from_offset: int
+    manifest: PartitionManifest, log: LocalLog, bounds: LogBounds, divergence: int, from_offset: int
 ) -> Replacement:
-    base_offset = _entry_base(manifest, from_offset)
     local_first = log.segments[0].base_offset
+    if divergence < manifest.start_offset:
+        # Nothing is left of the archive, and from the divergence on it never held what this leader has.
+        base_offset = min(manifest.start_offset, max(divergence, _first_kept(log, bounds)))
+    else:
+        base_offset = _entry_base(manifest, from_offset)
     good_end = min(divergence, local_first)
     is_stored = manifest.segments.covering(base_offset) is not None
     row = bisect_right([segment.base_offset for segment in log.segments], base_offset) - 1
@@ -253,6 +321,15 @@ def _replacement(
         only_archived=(
             MissingRange(base_offset, good_end - 1) if is_stored and base_offset < good_end else None
         ),
+    )
+
+
+def _first_kept(log: LocalLog, bounds: LogBounds) -> int:
+    """Return the base of the first local segment that is not on its way out."""
+    return next(
+        segment.base_offset
+        for segment in log.segments
+        if segment.next_offset is None or segment.next_offset > bounds.log_start_offset
     )
 
 

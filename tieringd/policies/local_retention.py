@@ -1,14 +1,14 @@
 """
-Local retention: how far a partition's local log may be trimmed.
+Local retention: how far a partition's local log may be trimmed by time and by size.
 
 A segment may go when it is closed, durable, and past the local target by time or by size.
 The walk starts at the head and ends at the first segment that must stay, so a trim is always
 a prefix: a hole in the middle of a log is silent in Kafka.
 
-Durable means that a stored manifest covers the segment without a hole: mostly with one entry of
-the same bounds and size, else with several, or with entries that another leader cut elsewhere.
-Whether the bytes are the same is looked at just before the trim: that takes a read of the file,
-so it is the trimmer's work and not this policy's.
+A broker's housekeeping goes by size first and by time from there, or by each alone, and takes what
+reaches further; a round later it goes on from what is left. This walk ends where those rounds end.
+How the target comes about is `policies.local_target`; the offset that is trimmed to, which may be
+another than this one, `policies.trim_target`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tieringd.model.segment import NO_TIMESTAMP
+from tieringd.policies.durability import is_aligned, why_not_durable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import LocalSegment, RemoteSegment
+
+ACTIVE_STAYS = "the active segment always stays"
+NO_ACTIVE_YET = "there is no active segment yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,7 @@ class TrimCandidate:
     @property
     def is_aligned(self) -> bool:
         """Say whether the pieces begin and end where the segment does."""
-        return (self.pieces[0].base_offset, self.pieces[-1].next_offset) == (
-            self.local.base_offset,
-            self.local.next_offset,
-        )
+        return is_aligned(self.local, self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class TrimPlan:
     """The segments that may go, oldest first, and why the next one stays."""
 
     candidates: tuple[TrimCandidate, ...]
+    start_offset: int
+    """The first offset that stays: where the local log is allowed to begin."""
     kept_because: str
 
 
@@ -82,20 +85,25 @@ def plan_trim(
     Kafka's own local retention does.
     """
     remaining_bytes = log.size_bytes
+    start_offset = log_start_offset
     candidates: list[TrimCandidate] = []
     for segment in log.segments:
+        if segment.next_offset is not None and segment.next_offset <= log_start_offset:
+            remaining_bytes -= segment.size_bytes
+            continue
+        start_offset = max(start_offset, segment.base_offset)
         if segment.next_offset is None:
-            return TrimPlan(tuple(candidates), "the active segment always stays")
-        if segment.next_offset > log_start_offset:
-            pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
-            reason = _why_not_durable(segment, pieces, is_reframed=log.is_reframed) or _why_within_target(
-                segment, pieces, target, remaining_bytes=remaining_bytes, now_ms=now_ms
-            )
-            if reason:
-                return TrimPlan(tuple(candidates), reason)
-            candidates.append(TrimCandidate(segment, pieces))
+            return TrimPlan(tuple(candidates), start_offset, ACTIVE_STAYS)
+        pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
+        reason = why_not_durable(segment, pieces, is_reframed=log.is_reframed) or _why_within_target(
+            segment, pieces, target, remaining_bytes=remaining_bytes, now_ms=now_ms
+        )
+        if reason:
+            return TrimPlan(tuple(candidates), start_offset, reason)
+        candidates.append(TrimCandidate(segment, pieces))
+        start_offset = segment.next_offset
         remaining_bytes -= segment.size_bytes
-    return TrimPlan(tuple(candidates), "there is no active segment yet" if not log.segments else "")
+    return TrimPlan(tuple(candidates), start_offset, NO_ACTIVE_YET)
 
 
 def trim_due_ms(
@@ -112,7 +120,7 @@ def trim_due_ms(
             break
         if segment.next_offset > log_start_offset:
             pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
-            if _why_not_durable(segment, pieces, is_reframed=log.is_reframed):
+            if why_not_durable(segment, pieces, is_reframed=log.is_reframed):
                 break
             if _is_past_size(segment, target, remaining_bytes=remaining_bytes):
                 return -math.inf
@@ -125,32 +133,13 @@ def retention_time_ms(segment: RemoteSegment) -> int:
     """
     Return the time from which a segment's age counts.
 
-    It is the newest record's timestamp, but never later than the upload: one record dated in
-    the future must not keep its segment, and all that follow, for ever. Records without a
-    timestamp count from the upload.
+    It is when the broker took the newest record, where it notes that, and else the newest record's
+    own timestamp. It is never later than the upload: one record dated in the future must not keep its
+    segment, and all that follow, for ever. Records without a timestamp count from the upload.
     """
-    if segment.max_timestamp_ms == NO_TIMESTAMP:
-        return segment.uploaded_at_ms
-    return min(segment.max_timestamp_ms, segment.uploaded_at_ms)
-
-
-def _why_not_durable(segment: LocalSegment, pieces: Sequence[RemoteSegment], *, is_reframed: bool) -> str:
-    assert segment.next_offset is not None, "only closed segments are looked at"
-    expected = segment.base_offset
-    for piece in pieces:
-        if piece.base_offset > expected:
-            break
-        expected = piece.next_offset
-    if not pieces or expected < segment.next_offset:
-        return f"offset {expected} of segment {segment.base_offset} is not in the archive"
-    stored_bytes = sum(piece.size_bytes for piece in pieces)
-    candidate = TrimCandidate(segment, tuple(pieces))
-    if candidate.is_aligned and not is_reframed and stored_bytes != segment.size_bytes:
-        return (
-            f"segment {segment.base_offset} has {segment.size_bytes} bytes on disk "
-            f"and {stored_bytes} in the archive"
-        )
-    return ""
+    noted = (segment.broker_timestamp_ms, segment.max_timestamp_ms)
+    newest_ms = next((time_ms for time_ms in noted if time_ms != NO_TIMESTAMP), segment.uploaded_at_ms)
+    return min(newest_ms, segment.uploaded_at_ms)
 
 
 def _why_within_target(

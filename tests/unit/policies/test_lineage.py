@@ -9,6 +9,7 @@ import pytest
 from tests.unit.model.values import local_log, remote, stored
 from tieringd.model.manifest import Gap, PartitionManifest
 from tieringd.model.partition import LogBounds
+from tieringd.model.segment import CrossingTransaction
 from tieringd.policies.lineage import (
     Lineage,
     LineagePlan,
@@ -244,6 +245,7 @@ def test_nothing_is_replaced_without_proof(manifest, look, lineage, reason):
         (Lineage.UNKNOWN, True),
         (Lineage.UNDECIDED, False),
         (Lineage.DIVERGES, False),
+        (Lineage.REOPENED, False),
     ],
 )
 def test_segments_are_appended_only_where_the_tail_is_settled(lineage, may_append):
@@ -287,10 +289,26 @@ def test_an_archive_off_the_lineage_is_replaced_from_the_segment_that_leaves_it(
         pytest.param(
             archive((100, 199), (200, 299), epochs=((OLD, 100),)),
             ((NEW, 0),),
+            0,
+            299,
+            2,
+            id="everything, and what is before an archive that begins later",
+        ),
+        pytest.param(
+            archive((100, 199), (200, 299), epochs=((OLD, 100),)),
+            ((NEW, 50),),
+            50,
+            299,
+            2,
+            id="everything, and a part of what is before it",
+        ),
+        pytest.param(
+            archive((100, 199), (200, 299), epochs=((5, 0), (OLD, 100))),
+            ((5, 0), (NEW, 100)),
             100,
             299,
             2,
-            id="everything, of an archive that begins later",
+            id="everything, from its very start",
         ),
         pytest.param(
             archive((0, 99), (100, 199, "gap"), (200, 299)),
@@ -432,3 +450,178 @@ def test_a_replacement_reaches_back_to_a_transaction_that_is_open_at_the_diverge
     found = plan_replacement(THREE, log, bounds, leader_epoch=NEW, undecided_from=undecided_from)
     assert (found.replacement.base_offset, found.resume_offset) == (base_offset, base_offset)
     assert found.replacement.divergence_offset == 280
+
+
+def crossed(*transactions, entries=((0, 99), (100, 199), (200, 299))) -> PartitionManifest:
+    """Return `THREE` with transactions (first offset, marker's offset, its epoch) over its end."""
+    found = tuple(
+        CrossingTransaction(producer_id, *one) for producer_id, one in enumerate(transactions, start=7)
+    )
+    return replace(archive(*entries), crossing=found)
+
+
+CLEAN = (*ARCHIVED, (NEW, 330))
+"""The history of a leader that took over at 330, with all that the leader before it had written."""
+SHORT = (*ARCHIVED, (NEW, 305))
+"""Of one that has all of the archive, and only five offsets of what came after it."""
+
+
+@pytest.mark.parametrize(
+    ("manifest", "epochs"),
+    [
+        pytest.param(crossed((150, 320, OLD)), CLEAN, id="a clean election"),
+        pytest.param(crossed((150, 304, OLD)), SHORT, id="the last that it took over"),
+        pytest.param(crossed((150, 310, NEW)), SHORT, id="its own marker"),
+        pytest.param(crossed((150, 310, 7)), (*ARCHIVED, (7, 306), (NEW, 320)), id="of a leader in between"),
+        pytest.param(crossed((150, 303, OLD)), ((7, 310), (NEW, 350)), id="the log begins later"),
+        pytest.param(crossed((150, 320, OLD)), (), id="no history"),
+        pytest.param(crossed(), SHORT, id="no transaction"),
+    ],
+)
+def test_marker_that_the_leader_has_or_cannot_know_of_reopens_nothing(manifest, epochs):
+    """Only a log that has another record in the marker's place speaks against it."""
+    found = plan(manifest, epochs=epochs)
+    assert (found.lineage.may_append, found.resume_offset, found.replacement) == (True, 300, None)
+    assert durable_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == 300
+
+
+@pytest.mark.parametrize(
+    ("manifest", "epochs", "base_offset"),
+    [
+        pytest.param(crossed((250, 320, OLD)), SHORT, 200, id="in the last segment"),
+        pytest.param(crossed((199, 320, OLD)), SHORT, 100, id="in the one before"),
+        pytest.param(crossed((150, 305, OLD)), SHORT, 100, id="just where the leader's own begins"),
+        pytest.param(crossed((150, 300, OLD)), (*ARCHIVED, (NEW, 300)), 100, id="just past the archive"),
+        pytest.param(
+            crossed((150, 310, 7)), (*ARCHIVED, (NEW, 310)), 100, id="of a leader that the log skips"
+        ),
+        pytest.param(crossed((250, 320, OLD), (120, 310, OLD)), SHORT, 100, id="the first of two"),
+        pytest.param(crossed((250, 310, OLD), (50, 304, OLD)), SHORT, 200, id="the one that has no marker"),
+        pytest.param(
+            crossed((150, 320, OLD), entries=((0, 99), (100, 199), (200, 299, "gap"))),
+            ((5, 0), (NEW, 260)),
+            100,
+            id="with a gap at the end",
+        ),
+    ],
+)
+def test_transaction_whose_marker_is_off_the_lineage_is_replaced(manifest, epochs, base_offset):
+    """All that is archived is the leader's, and is uploaded again for what its indexes say."""
+    found = plan(manifest, epochs=epochs)
+    assert (found.lineage, found.resume_offset) == (Lineage.REOPENED, base_offset)
+    assert (found.replacement.base_offset, found.replacement.last_offset) == (base_offset, 299)
+    assert found.replacement.only_archived is None
+    assert durable_end(manifest, replace(local_log((0, 100, 200)), epochs=epochs)) == base_offset
+
+
+def test_a_replacement_leaves_a_transaction_whose_marker_is_before_the_divergence():
+    """The leader has that marker: what the index of the segment before says is true."""
+    manifest = crossed((150, 279, OLD))
+    found = plan(manifest, epochs=(*ARCHIVED, (NEW, 280)))
+    assert (found.lineage, found.resume_offset) == (Lineage.DIVERGES, 200)
+
+
+def test_what_precedes_a_reopened_transaction_is_durable_only_up_to_the_divergence():
+    """The log may leave the archive's lineage before the transaction begins."""
+    log = replace(local_log((0, 100, 200)), epochs=((5, 0), (NEW, 150)))
+    assert durable_end(crossed((250, 320, OLD)), log) == 150
+
+
+def test_reopened_transaction_is_named_with_the_marker_that_is_gone():
+    """An operator can look for it in both logs."""
+    assert plan(crossed((150, 320, OLD)), epochs=SHORT) == LineagePlan(
+        Lineage.REOPENED,
+        "the transaction of producer 7 that began at offset 150 was archived as leader epoch 6 ended it at "
+        "offset 320; the log that leads since epoch 8 lacks that marker",
+        resume_offset=100,
+        replacement=Replacement(
+            base_offset=100,
+            last_offset=299,
+            divergence_offset=300,
+            segment_count=2,
+            local_base_offset=100,
+            missing=None,
+            only_archived=None,
+        ),
+    )
+
+
+def test_reopened_transaction_whose_records_left_the_disk_is_only_archived():
+    """What would be cut off is good, and is nowhere else."""
+    found = plan(crossed((150, 320, OLD)), epochs=SHORT, bases=(200,)).replacement
+    assert (found.base_offset, found.missing, found.only_archived) == (
+        100,
+        MissingRange(100, 199),
+        MissingRange(100, 199),
+    )
+
+
+@pytest.mark.parametrize(
+    ("first_offset", "marker_offset", "undecided_from", "base_offset"),
+    [
+        pytest.param(250, 320, None, 200, id="in the segment that is replaced anyway"),
+        pytest.param(285, 320, None, 200, id="past the divergence"),
+        pytest.param(150, 320, None, 100, id="in the one before"),
+        pytest.param(150, 280, None, 100, id="whose marker is cut off"),
+        pytest.param(150, 320, 50, 0, id="another began earlier"),
+        pytest.param(50, 320, 150, 0, id="another began later"),
+    ],
+)
+def test_a_replacement_reaches_back_to_a_reopened_transaction(
+    first_offset, marker_offset, undecided_from, base_offset
+):
+    """The local log may have lost the records by which it would know of it."""
+    log = replace(local_log((0, 100, 200)), epochs=(*ARCHIVED, (NEW, 280)))
+    manifest = crossed((first_offset, marker_offset, OLD))
+    found = plan_replacement(
+        manifest, log, LogBounds(0, 400, 400), leader_epoch=NEW, undecided_from=undecided_from
+    )
+    assert (found.lineage, found.resume_offset) == (Lineage.DIVERGES, base_offset)
+    assert found.replacement.divergence_offset == 280
+    assert durable_end(manifest, log) == min(280, 100 * (first_offset // 100))
+
+
+EMPTIED = replace(THREE.expired(3, now_ms=1), leader_epoch=OLD)
+"""An archive that total retention has emptied: it ended at offset 300, under epoch 6."""
+
+
+@pytest.mark.parametrize(
+    ("epochs", "log_end_offset", "resume_offset"),
+    [
+        pytest.param(((5, 0), (OLD, 250), (NEW, 300)), 400, 300, id="the next leader goes on"),
+        pytest.param(((5, 0), (OLD, 250), (NEW, 350)), 400, 300, id="after more of the old one"),
+        pytest.param(((5, 0), (OLD, 250), (NEW, 280)), 400, 280, id="an earlier end"),
+        pytest.param(((5, 0), (NEW, 250)), 260, 250, id="without the old leader"),
+        pytest.param(((5, 0), (NEW, 120)), 400, 120, id="long before"),
+    ],
+)
+def test_archive_that_retention_emptied_is_still_compared(epochs, log_end_offset, resume_offset):
+    """Offsets that another leader wrote again were never archived, though the archive ended after them."""
+    found = plan(EMPTIED, epochs=epochs, log_end_offset=log_end_offset)
+    assert found.resume_offset == resume_offset
+    if resume_offset == 300:
+        assert (found.lineage, found.replacement) == (Lineage.HOLDS, None)
+        return
+    assert found.lineage is Lineage.DIVERGES
+    assert (found.replacement.segment_count, found.replacement.only_archived) == (0, None)
+    anew = EMPTIED.cut_back(resume_offset, leader_epoch=NEW, now_ms=2)
+    assert (anew.start_offset, anew.next_offset, anew.faults()) == (resume_offset, resume_offset, ())
+    again = replace(anew, leader_epoch=NEW)
+    assert plan(again, epochs=epochs, log_end_offset=log_end_offset).lineage is Lineage.HOLDS
+
+
+def test_emptied_archive_holds_for_the_leader_that_filled_it():
+    """It needs no proof: what was there came from this log."""
+    same = replace(EMPTIED, leader_epoch=OLD)
+    found = plan(same, epochs=((5, 0), (OLD, 250)), leader_epoch=OLD, log_end_offset=280)
+    assert (found.lineage, found.resume_offset) == (Lineage.HOLDS, 300)
+
+
+def test_archive_does_not_begin_anew_with_what_is_on_its_way_out():
+    """Files below the log's start are there for a moment more, and nobody wants them archived."""
+    later = archive((100, 199), (200, 299), epochs=((OLD, 100),))
+    log = replace(local_log((0, 50, 100, 200)), epochs=((NEW, 0),))
+    found = plan_replacement(later, log, LogBounds(60, 400, 400), leader_epoch=NEW)
+    assert found.resume_offset == 50
+    trimmed = plan_replacement(later, log, LogBounds(100, 400, 400), leader_epoch=NEW)
+    assert trimmed.resume_offset == 100

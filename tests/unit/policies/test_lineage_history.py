@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.model.values import PARTITION, local_log, remote
-from tieringd.model.manifest import Gap, PartitionManifest, SegmentTable
+from tieringd.model.manifest import Gap, PartitionManifest
 from tieringd.model.partition import LogBounds
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.epoch_history import clipped, without_below, without_from
 from tieringd.policies.lineage import Lineage, plan_replacement
 

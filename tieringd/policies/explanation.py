@@ -1,0 +1,347 @@
+"""
+Explanation: why each segment of a partition is where it is, and what would move it.
+
+It decides nothing. It asks the policies that do, those of uploads, of local and of total retention,
+and puts their answers to each segment. What they say of the first segment that stays holds for the
+later ones too: uploads, trims and deletions go on from one end, so a segment also waits for those
+before it.
+
+Nothing here knows what the daemon did, or failed to do. Its faults are on its status page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from tieringd.policies.durability import why_not_durable
+from tieringd.policies.explanation_terms import Explanation, Place, SegmentExplanation, State, TopicFacts
+from tieringd.policies.limit_wording import Kept, kept_in_total, kept_locally, span
+from tieringd.policies.local_retention import plan_trim, retention_time_ms
+from tieringd.policies.total_retention import plan_total_retention, total_bytes
+from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
+from tieringd.policies.upload import UploadLimits, plan_uploads, upload_due_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tieringd.model.local_log import LocalLog
+    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.partition import LogBounds
+    from tieringd.model.segment import LocalSegment, RemoteSegment
+    from tieringd.policies.local_retention import TrimPlan
+    from tieringd.policies.trim_target import TrimTarget
+    from tieringd.policies.upload import MissingRange, UploadPlan
+
+
+def why_idle(*, is_written: bool, is_paused: bool, is_held: bool, is_led: bool) -> str:
+    """Say why nothing of a partition is uploaded or trimmed by the daemon beside this broker; or nothing."""
+    if not is_written:
+        return "remote write is off for the topic"
+    if is_paused:
+        return "the topic is paused; `tieringd topic resume` goes on"
+    if not is_held:
+        return "this broker has no replica of the partition"
+    if not is_led:
+        return "another broker leads the partition, and the daemon beside that one acts"
+    return ""
+
+
+def explain(
+    log: LocalLog, manifest: PartitionManifest, bounds: LogBounds | None, facts: TopicFacts, *, now_ms: int
+) -> Explanation:
+    """
+    Explain each segment of *log* and *manifest*.
+
+    *bounds* are None only where this broker does not lead the partition, and *facts* say so.
+    """
+    assert bounds is not None or facts.idle_because, "the leader knows the bounds of its log"
+    known = _Known(log, manifest, bounds, facts, now_ms)
+    found = [*known.local(), *known.archived(), *known.retired(), *known.gaps(), *known.missing()]
+    return Explanation(
+        segments=tuple(sorted(found, key=attrgetter("base_offset"))),
+        trim_offset=known.log_start if facts.idle_because else known.target.offset,
+        trim_because=facts.idle_because or known.target.because,
+        never_trimmed_because=known.never_trimmed,
+        expired_offset=known.expiry.start_offset,
+        expired_because=known.expiry.kept_because,
+    )
+
+
+class _Known:
+    """What the policies say of one partition, and what follows for each segment."""
+
+    def __init__(
+        self,
+        log: LocalLog,
+        manifest: PartitionManifest,
+        bounds: LogBounds | None,
+        facts: TopicFacts,
+        now_ms: int,
+    ) -> None:
+        self.log, self.manifest, self.facts, self.now_ms = log, manifest, facts, now_ms
+        self.log_start = bounds.log_start_offset if bounds else log.first_offset or 0
+        self.upload_due_ms = upload_due_ms(manifest, interval_ms=facts.upload_interval_ms)
+        self.upload: UploadPlan | None = None
+        if bounds is not None and not facts.idle_because:
+            self.upload = plan_uploads(
+                log,
+                bounds,
+                next_offset=manifest.next_offset,
+                limits=UploadLimits(segments_per_step=len(log.segments)),
+                is_overdue=now_ms >= self.upload_due_ms,
+            )
+        self.never_trimmed = facts.hint_shape.never_trimmed_because
+        self.target, self.trim = self._plan_trim()
+        self.expiry = plan_total_retention(
+            manifest, log, facts.total, log_start_offset=self.log_start, now_ms=now_ms
+        )
+
+    def _plan_trim(self) -> tuple[TrimTarget, TrimPlan]:
+        shape = self.facts.hint_shape
+        hint: int | None = None
+        if shape.has_hint:
+            allowed = plan_trim(
+                self.log, self.manifest, shape.target, log_start_offset=self.log_start, now_ms=self.now_ms
+            )
+            hint = allowed.start_offset
+        wishes = TrimWishes(hint=hint, awaits_hint=shape.has_hint, never_because=self.never_trimmed)
+        return plan_trim_to_target(self.log, self.manifest, wishes, log_start_offset=self.log_start)
+
+    def local(self) -> Iterator[SegmentExplanation]:
+        """Explain what is on disk."""
+        following_bytes = self.log.size_bytes
+        for segment in self.log.segments:
+            following_bytes -= segment.size_bytes
+            end = self.manifest.next_offset if segment.next_offset is None else segment.next_offset
+            pieces = self.manifest.segments.overlapping(segment.base_offset, end)
+            yield self._explain_local(segment, pieces, following_bytes=following_bytes)
+
+    def _explain_local(
+        self, segment: LocalSegment, pieces: Sequence[RemoteSegment], *, following_bytes: int
+    ) -> SegmentExplanation:
+        unproved, last_offset = "", None
+        if segment.next_offset is not None:
+            unproved = why_not_durable(segment, pieces, is_reframed=self.log.is_reframed)
+            last_offset = segment.next_offset - 1
+        if segment.next_offset is not None and segment.next_offset <= self.log_start:
+            because = f"the log begins after it, at offset {self.log_start}"
+            state, kept = State.LEAVING, Kept(because, "the broker deletes its files by itself")
+        elif segment.next_offset is None or segment.next_offset > self.manifest.next_offset:
+            state, kept = self._upload_of(segment)
+        elif self.manifest.expired_at_ms is not None and segment.next_offset <= self.manifest.start_offset:
+            because = f"total retention keeps only offset {self.manifest.start_offset} and what follows"
+            state, kept = State.EXPIRED, Kept(because, self._local_expiry_next())
+        elif unproved:
+            state, kept = State.UNPROVED, Kept(unproved, self._mending(segment))
+        elif self._is_expired(pieces[-1]):
+            state, kept = State.EXPIRED, self._expired()
+        else:
+            state, kept = self._trim_of(segment, pieces, following_bytes)
+        return SegmentExplanation(
+            base_offset=segment.base_offset,
+            last_offset=last_offset,
+            local_bytes=segment.size_bytes,
+            archived_bytes=sum(piece.size_bytes for piece in pieces) if pieces else None,
+            place=_place(segment, pieces, is_durable=not unproved),
+            state=state,
+            reason=kept.reason,
+            next_step=kept.next_step,
+            due_ms=kept.due_ms,
+        )
+
+    def _upload_of(self, segment: LocalSegment) -> tuple[State, Kept]:
+        """Explain a segment whose end the archive has not reached."""
+        state = State.ACTIVE if segment.is_active else State.WAITING
+        if self.upload is None:
+            return state, Kept(self.facts.idle_because, "it is uploaded once that has changed")
+        for number, one in enumerate(self.upload.slices):
+            if one.segment is segment:
+                reason = "its stable part has waited for long enough" if one.is_open else "closed and stable"
+                ahead = f", after {number} before it" if number else ""
+                next_step = f"the daemon's next rounds upload it{ahead}"
+                return State.DUE, Kept(f"{reason}, and not uploaded yet", next_step)
+        if segment.is_active:
+            return state, Kept("the broker still appends to it", *self._active_next())
+        first = self._first_waiting()
+        if segment.base_offset == first:
+            return state, Kept(self.upload.waits_because, "it is uploaded once that is over")
+        return state, Kept(
+            f"uploads are in order, and {self.upload.waits_because}", f"it follows segment {first}"
+        )
+
+    def _first_waiting(self) -> int:
+        """Return the base of the segment that holds up those after it."""
+        assert self.upload is not None, "asked of what is not uploaded now"
+        taken = {one.segment.base_offset for one in self.upload.slices if not one.is_open}
+        return next(
+            one.base_offset
+            for one in self.log.segments
+            if one.base_offset not in taken
+            and (one.next_offset is None or one.next_offset > self.manifest.next_offset)
+        )
+
+    def _active_next(self) -> tuple[str, int | None]:
+        closed = "it is uploaded once the broker has closed it"
+        if self.facts.upload_interval_ms is None:
+            return closed, None
+        due_ms = int(self.upload_due_ms)
+        if due_ms <= self.now_ms:
+            return f"{closed}, or with the next stable record", None
+        return f"{closed}; its stable part in {span(due_ms - self.now_ms)}", due_ms
+
+    def _mending(self, segment: LocalSegment) -> str:
+        """Say what may be done about a segment that the archive has passed by."""
+        assert segment.next_offset is not None, "the archive goes on after it"
+        for gap in self.manifest.gaps:
+            if gap.base_offset < segment.next_offset and gap.next_offset > segment.base_offset:
+                return f"nothing uploads it: a gap is recorded there ({gap.reason})"
+        if self.facts.hint_shape.is_compacted:
+            return "nothing uploads it again: compaction rewrote it after it was uploaded"
+        return "nothing by itself: it is never trimmed; compare with `tieringd archive verify --deep`"
+
+    def _trim_of(
+        self, segment: LocalSegment, pieces: Sequence[RemoteSegment], following_bytes: int
+    ) -> tuple[State, Kept]:
+        """Explain a segment that is in both tiers."""
+        facts = self.facts
+        has_hint = facts.hint_shape.has_hint
+        if facts.idle_because:
+            return State.KEPT, Kept(facts.idle_because, "it is trimmed once that has changed")
+        if self.never_trimmed:
+            return State.KEPT, Kept(self.never_trimmed, self._never_next())
+        if any(one.local is segment for one in self.trim.candidates):
+            because = "local retention does not keep it" if has_hint else self.target.because
+            next_step = "the daemon's next rounds compare its bytes with the archive's, and trim it"
+            return State.TRIMMABLE, Kept(f"it is in the archive, and {because}", next_step)
+        newest_ms = max(retention_time_ms(piece) for piece in pieces)
+        kept = kept_locally(
+            facts.local_target, following_bytes=following_bytes, newest_ms=newest_ms, now_ms=self.now_ms
+        )
+        if kept is not None and has_hint:
+            return State.KEPT, kept
+        reason = f"a trim takes from the head only, and {self.trim.kept_because}"
+        return State.KEPT, Kept(reason, "it follows the segments before it")
+
+    def _never_next(self) -> str:
+        if not self.facts.total.is_read_remotely:
+            return "the broker's own retention deletes it; with remote read on, local retention would trim it"
+        if self.facts.is_compact_only:
+            return "it stays on the broker, where compaction may shrink it, unless cleanup.policy gets delete"
+        return "it stays on the broker until the broker itself deletes it"
+
+    def archived(self) -> Iterator[SegmentExplanation]:
+        """Explain the stored segments that are not on disk, or not all of them."""
+        left_bytes = total_bytes(self.manifest, self.log, log_start_offset=self.log_start)
+        for piece in self.manifest.segments:
+            if not self._is_on_disk(piece):
+                is_expired = self._is_expired(piece)
+                kept = self._expired() if is_expired else self._deletion_of(piece, left_bytes)
+                yield SegmentExplanation(
+                    base_offset=piece.base_offset,
+                    last_offset=piece.last_offset,
+                    local_bytes=None,
+                    archived_bytes=piece.size_bytes,
+                    place=Place.ARCHIVE,
+                    state=State.EXPIRED if is_expired else State.ARCHIVED,
+                    reason=kept.reason,
+                    next_step=kept.next_step,
+                    due_ms=kept.due_ms,
+                )
+            left_bytes -= piece.size_bytes
+
+    def retired(self) -> Iterator[SegmentExplanation]:
+        """Explain what total retention has let go of, and whose objects are still there."""
+        for one in self.manifest.retired:
+            due_ms = one.retired_at_ms + self.facts.delete_delay_ms
+            left = f"in {span(due_ms - self.now_ms)}" if due_ms > self.now_ms else "with the next rounds"
+            for piece in one.segments:
+                if self._is_on_disk(piece):
+                    continue
+                yield SegmentExplanation(
+                    base_offset=piece.base_offset,
+                    last_offset=piece.last_offset,
+                    local_bytes=None,
+                    archived_bytes=piece.size_bytes,
+                    place=Place.ARCHIVE,
+                    state=State.RETIRED,
+                    reason="total retention let it go, and readers that began before may still need it",
+                    next_step=f"its objects are deleted {left}",
+                    due_ms=due_ms,
+                )
+
+    def _why_not_on_disk(self, piece: RemoteSegment) -> str:
+        first = self.log.first_offset
+        if first is None:
+            return "this broker has nothing of the partition on disk"
+        if piece.base_offset < first:
+            return f"the local log begins at offset {first}"
+        return "the local log has no file with all of its offsets"
+
+    def _deletion_of(self, piece: RemoteSegment, left_bytes: int) -> Kept:
+        """Explain a stored segment that total retention keeps, with *left_bytes* from it on."""
+        limits, reason = self.facts.total, self._why_not_on_disk(piece)
+        if not limits.deletes or (limits.limit_ms is None and limits.limit_bytes is None):
+            return Kept(reason, f"it stays: {self.expiry.kept_because}")
+        kept = kept_in_total(
+            limits, left_bytes=left_bytes, time_ms=retention_time_ms(piece), now_ms=self.now_ms
+        )
+        return replace(kept, reason=reason)
+
+    def _is_expired(self, piece: RemoteSegment) -> bool:
+        return piece.next_offset <= self.expiry.start_offset
+
+    def _expired(self) -> Kept:
+        start = self.expiry.start_offset
+        return Kept(f"total retention keeps only offset {start} and what follows", "it goes for good")
+
+    def _local_expiry_next(self) -> str:
+        blocked = self.facts.idle_because or self.never_trimmed
+        return f"the broker deletes it by its own retention: {blocked}" if blocked else "it is trimmed next"
+
+    def gaps(self) -> Iterator[SegmentExplanation]:
+        """Explain the offsets that are in neither tier for good."""
+        for gap in self.manifest.gaps:
+            if not self._is_on_disk(gap):
+                yield _nowhere(gap, State.GAP, Kept(gap.reason, "nothing brings it back"))
+
+    def missing(self) -> Iterator[SegmentExplanation]:
+        """Explain the offsets that left the disk, and that the archive has not passed yet."""
+        missing = self.upload.missing if self.upload else None
+        if missing is not None:
+            kept = Kept(
+                "it left the log directory before it was uploaded",
+                "it is uploaded if a pin holds it, and else recorded as a gap",
+            )
+            yield _nowhere(missing, State.MISSING, kept)
+
+    def _is_on_disk(self, one: RemoteSegment | Gap) -> bool:
+        """Say whether the local log has files for all offsets of *one*."""
+        expected = one.base_offset
+        for segment in self.log.segments:
+            if segment.base_offset > expected:
+                return False
+            if segment.next_offset is None or segment.next_offset >= one.next_offset:
+                return True
+            expected = max(expected, segment.next_offset)
+        return False
+
+
+def _place(segment: LocalSegment, pieces: Sequence[RemoteSegment], *, is_durable: bool) -> Place:
+    if segment.next_offset is not None and is_durable:
+        return Place.BOTH
+    return Place.PARTLY if pieces else Place.LOCAL
+
+
+def _nowhere(one: Gap | MissingRange, state: State, kept: Kept) -> SegmentExplanation:
+    return SegmentExplanation(
+        base_offset=one.base_offset,
+        last_offset=one.last_offset,
+        local_bytes=None,
+        archived_bytes=None,
+        place=Place.NOWHERE,
+        state=state,
+        reason=kept.reason,
+        next_step=kept.next_step,
+    )

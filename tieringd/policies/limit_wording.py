@@ -1,0 +1,101 @@
+"""
+Limits in words: what a limit of time or size says of a segment that it keeps, and when it lets it go.
+
+Words for people and one number for programs: the time at which the limit lets go if nothing else
+changes. The limits themselves are decided on in `local_retention` and `total_retention`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tieringd.policies.local_target import LocalLimit, LocalTarget
+    from tieringd.policies.total_retention import TotalRetention
+
+_UNITS: tuple[tuple[str, int], ...] = (
+    ("d", 86_400_000),
+    ("h", 3_600_000),
+    ("min", 60_000),
+    ("s", 1_000),
+    ("ms", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Why limits keep a segment, and what ends that."""
+
+    reason: str
+    next_step: str
+    due_ms: int | None = None
+    """When time alone ends it; None where it takes more, or other things."""
+
+
+def kept_locally(target: LocalTarget, *, following_bytes: int, newest_ms: int, now_ms: int) -> Kept | None:
+    """
+    Say why the local target keeps a segment on the broker; None where it does not.
+
+    *following_bytes* are those of the log after the segment, *newest_ms* is the time from which its
+    age counts.
+    """
+    reasons, ways, due_ms = [], [], None
+    if target.ms.enforced is not None:
+        due_ms = newest_ms + target.ms.enforced
+        if due_ms <= now_ms:
+            return None
+        age = f"{span(now_ms - newest_ms)} of {span(target.ms.enforced)}"
+        reasons.append(f"its newest record is {age} old ({_source(target.ms)})")
+        ways.append(_in(due_ms, now_ms=now_ms))
+    if target.bytes.enforced is not None:
+        if following_bytes >= target.bytes.enforced:
+            return None
+        reasons.append(
+            f"{following_bytes} of {target.bytes.enforced} bytes follow it ({_source(target.bytes)})"
+        )
+        ways.append(_after(target.bytes.enforced - following_bytes))
+    if not reasons:
+        sources = f"{_source(target.ms)}; {_source(target.bytes)}"
+        return Kept(f"no local limit is in force ({sources})", "it stays while there is none")
+    return Kept(", and ".join(reasons), f"local retention lets it go {' or '.join(ways)}", due_ms)
+
+
+def kept_in_total(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_ms: int) -> Kept:
+    """
+    Say when total retention lets a stored segment go that it keeps now.
+
+    *left_bytes* are those of the partition from the segment on, each offset counted once.
+    """
+    ways, due_ms = [], None
+    if limits.limit_ms is not None:
+        due_ms = time_ms + limits.limit_ms
+        ways.append(_in(due_ms, now_ms=now_ms))
+    if limits.limit_bytes is not None:
+        ways.append(_after(max(0, limits.limit_bytes - left_bytes) + 1))
+    return Kept("total retention keeps it", f"total retention lets it go {' or '.join(ways)}", due_ms)
+
+
+def span(milliseconds: int) -> str:
+    """Return a length of time in its two largest units; what is negative is none."""
+    left = max(0, milliseconds)
+    for number, (unit, size) in enumerate(_UNITS):
+        count, rest = divmod(left, size)
+        if count:
+            smaller, smaller_size = _UNITS[min(number + 1, len(_UNITS) - 1)]
+            small_count = rest // smaller_size
+            return f"{count} {unit} {small_count} {smaller}" if small_count else f"{count} {unit}"
+    return "0 s"
+
+
+def _source(limit: LocalLimit) -> str:
+    is_advice = limit.enforced != limit.advised
+    return f"{limit.source}, which is only advice: total retention holds" if is_advice else limit.source
+
+
+def _in(due_ms: int, *, now_ms: int) -> str:
+    return f"in {span(due_ms - now_ms)}"
+
+
+def _after(size_bytes: int) -> str:
+    return f"after {size_bytes} more bytes"

@@ -1,0 +1,200 @@
+"""
+Total retention: how much of a partition is kept in all, on the broker and in the archive.
+
+`retention.ms` and `retention.bytes` hold for both tiers together, and each offset counts once, in
+whichever tier it is. What goes is a prefix of whole stored segments. The limits work together: a
+segment goes when either says so, so the larger removal wins. Size removal goes on until the partition
+is at the limit or under it. The walk goes no further than the archive: what is not durable yet is
+uploaded first, and goes later.
+
+This is not local retention, which only moves data off the broker, and nothing here deletes an
+object. Whoever acts on a plan stores the new start first and deletes objects after, so that a crash
+in between leaves objects that nothing refers to, and never references to nothing.
+
+What one look would let go is only noted. The next look, an interval later, has to agree: the start of
+a broker's log, its files and its configuration may all be wrong for a moment, and a deletion is for
+ever.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.policies.local_retention import retention_time_ms
+
+if TYPE_CHECKING:
+    from tieringd.model.local_log import LocalLog
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.segment import LocalSegment
+
+
+@dataclass(frozen=True, slots=True)
+class TotalRetention:
+    """How much of a partition is kept in all; None means no limit of that kind."""
+
+    limit_ms: int | None
+    limit_bytes: int | None
+    deletes: bool = True
+    """Whether `cleanup.policy` has delete in it. Without it retention takes nothing."""
+    is_read_remotely: bool = True
+    """Whether clients can read the archive. If not, all they have is on the broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPace:
+    """How often total retention is looked at, and how long objects outlive it."""
+
+    interval_ms: int
+    delete_delay_ms: int
+    """Longer than the longest reader: one that has an old manifest still finds its objects."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstLook:
+    """What an earlier look would have let go, to be confirmed by a later one."""
+
+    start_offset: int
+    looked_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TotalRetentionPlan:
+    """What goes from the head of a partition, and why the next segment stays."""
+
+    start_offset: int
+    """The first offset that stays, on the broker and in the archive."""
+    segments: int
+    """How many stored segments go: the first so many of the manifest."""
+    size_bytes: int
+    """Of their data objects."""
+    kept_because: str
+
+
+def plan_total_retention(
+    manifest: PartitionManifest,
+    log: LocalLog,
+    limits: TotalRetention,
+    *,
+    log_start_offset: int,
+    now_ms: int,
+    up_to: int | None = None,
+) -> TotalRetentionPlan:
+    """
+    Choose the stored segments at the head of *manifest* that total retention lets go.
+
+    Nothing goes that reaches past *up_to*, which is what an earlier look found. Of a topic that
+    clients do not read from the archive nothing goes that the broker still has: its own retention
+    comes first.
+    """
+    table = manifest.segments
+    refusal = _why_nothing_goes(limits)
+    if refusal:
+        return TotalRetentionPlan(manifest.start_offset, 0, 0, refusal)
+    left_bytes = total_bytes(manifest, log, log_start_offset=log_start_offset)
+    start_offset, gone_bytes = manifest.start_offset, 0
+    for row, segment in enumerate(table):
+        reason = _why_kept(limits, left_bytes=left_bytes, time_ms=retention_time_ms(segment), now_ms=now_ms)
+        if not reason and not limits.is_read_remotely and segment.next_offset > log_start_offset:
+            reason = "remote read is off for the topic, and the broker's own retention has not taken it yet"
+        if not reason and up_to is not None and segment.next_offset > up_to:
+            reason = "it goes when the next look finds so as well"
+        if reason:
+            because = f"segment {segment.base_offset} stays: {reason}"
+            return TotalRetentionPlan(start_offset, row, gone_bytes, because)
+        left_bytes -= segment.size_bytes
+        gone_bytes += segment.size_bytes
+        start_offset = segment.next_offset
+    rest = f"{left_bytes} bytes are only on the broker" if len(table) else "nothing is in the archive"
+    return TotalRetentionPlan(start_offset, len(table), gone_bytes, rest)
+
+
+def expiry_due_ms(
+    manifest: PartitionManifest, limits: TotalRetention, first: FirstLook | None, *, interval_ms: int
+) -> float:
+    """
+    Return from when on a look may find something to go, if nothing but the time changes.
+
+    Infinity when it never does. What an earlier look found is due an interval after it.
+    """
+    if first is not None:
+        return first.looked_at_ms + interval_ms
+    if not manifest.segments or not limits.deletes or limits.limit_ms is None:
+        return math.inf
+    return retention_time_ms(manifest.segments[0]) + limits.limit_ms
+
+
+def plan_local_expiry(log: LocalLog, manifest: PartitionManifest, *, log_start_offset: int) -> int | None:
+    """
+    Return the offset before which the local log is past total retention; None where nothing is.
+
+    The archive has let go of it already, so no copy is asked for. Only whole closed segments count,
+    from the head on. The caller has seen that log and archive are on one lineage: below the archive's
+    start both held the same records.
+    """
+    if manifest.expired_at_ms is None:
+        return None
+    before_offset: int | None = None
+    for segment in log.segments:
+        if segment.next_offset is None or segment.next_offset > manifest.start_offset:
+            break
+        if segment.next_offset > log_start_offset:
+            before_offset = segment.next_offset
+    return before_offset
+
+
+def total_bytes(manifest: PartitionManifest, log: LocalLog, *, log_start_offset: int) -> int:
+    """
+    Return the bytes of a partition in both tiers, each offset counted once.
+
+    What is stored counts as it is stored. Of the local log that leaves what the archive does not
+    hold: its tail, and what it has in the place of a recorded gap. Local segments below the log's
+    start, and those below the archive's, are on their way out and do not count.
+    """
+    return manifest.segments.total_bytes + sum(
+        _only_local_bytes(segment, manifest)
+        for segment in log.segments
+        if segment.next_offset is None or segment.next_offset > log_start_offset
+    )
+
+
+def _only_local_bytes(segment: LocalSegment, manifest: PartitionManifest) -> int:
+    """
+    Return the bytes of a local segment that are not in the archive as well.
+
+    Where a part of it is stored, that part's stored size is taken off. It may be too much, where
+    other bytes are stored or they were cut elsewhere, and then less goes than could.
+    """
+    end = manifest.next_offset if segment.next_offset is None else segment.next_offset
+    in_gap = any(gap.base_offset < end and gap.next_offset > segment.base_offset for gap in manifest.gaps)
+    if segment.next_offset is not None and segment.next_offset <= manifest.next_offset and not in_gap:
+        return 0
+    pieces = manifest.segments.overlapping(segment.base_offset, end)
+    return max(0, segment.size_bytes - sum(piece.size_bytes for piece in pieces))
+
+
+def _why_nothing_goes(limits: TotalRetention) -> str:
+    if not limits.deletes:
+        return "cleanup.policy does not delete"
+    if limits.limit_ms is None and limits.limit_bytes is None:
+        return "retention.ms and retention.bytes are without limit"
+    return ""
+
+
+def _why_kept(limits: TotalRetention, *, left_bytes: int, time_ms: int, now_ms: int) -> str:
+    """Say why the oldest segment stays, with *left_bytes* in the partition; empty when it goes."""
+    reasons = []
+    if limits.limit_bytes is not None:
+        if left_bytes > limits.limit_bytes:
+            return ""
+        reasons.append(f"the partition has {left_bytes} of at most {limits.limit_bytes} bytes")
+    if limits.limit_ms is not None:
+        age_ms = now_ms - time_ms
+        if age_ms >= limits.limit_ms:
+            return ""
+        if age_ms < 0:
+            reasons.append(f"its newest record is dated {-age_ms} ms in the future")
+        else:
+            reasons.append(f"its newest record is {age_ms} of at most {limits.limit_ms} ms old")
+    return ", and ".join(reasons)
