@@ -8,7 +8,8 @@ broker is there, it does not know.
 
 from tieringd.config.load import load_config, parse_config
 from tieringd.config.model import AdminConfig, BrokerConfig, Config, LogConfig, Security
-from tieringd.config.topic import TopicConfig, TopicProperties
+from tieringd.config.topic import TopicConfig
+from tieringd.config.topic_properties import TopicProperties
 
 __all__ = [
     "AdminConfig",

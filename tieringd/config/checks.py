@@ -10,8 +10,9 @@ from __future__ import annotations
 from os.path import realpath
 from typing import TYPE_CHECKING
 
-from tieringd.config.fields import UNLIMITED
 from tieringd.config.finding import Finding
+from tieringd.config.retention_checks import find_retention_doubts
+from tieringd.config.space_checks import find_space_contradictions, find_space_doubts
 from tieringd.config.store_checks import find_store_contradictions, find_store_doubts
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieringd.config.model import Config
-    from tieringd.config.topic import TopicProperties
+    from tieringd.config.topic_properties import TopicProperties
     from tieringd.config.yaml_source import Place
 
 
@@ -30,6 +31,7 @@ def find_contradictions(config: Config) -> Iterator[Finding]:
     yield from _directories(config)
     yield from _topics(config)
     yield from _controller(config)
+    yield from find_space_contradictions(config)
     if config.cloud_storage_enabled:
         yield from find_store_contradictions(config)
 
@@ -37,7 +39,8 @@ def find_contradictions(config: Config) -> Iterator[Finding]:
 def find_doubts(config: Config) -> Iterator[Finding]:
     """Yield what is allowed and most likely not meant."""
     yield from _pins(config)
-    yield from _unlimited(config)
+    yield from find_retention_doubts(config)
+    yield from find_space_doubts(config)
     if not config.cloud_storage_enabled:
         yield from _disabled(config)
         return
@@ -121,9 +124,11 @@ def _directories(config: Config) -> Iterator[Finding]:
     root: Place = ("cloud_storage_file_root",)
     pins: Place = ("broker", "pin_directory")
     pin_directory = config.broker.pin_directory
+    ballast: Place = ("ballast_file_path",)
     for own_place, own in (
         (state, config.state_directory),
         (pins, pin_directory),
+        (ballast, config.ballast_file_path),
         (root, config.cloud_storage_file_root),
     ):
         for place, path in log_dirs:
@@ -131,13 +136,14 @@ def _directories(config: Config) -> Iterator[Finding]:
                 yield Finding(
                     (own_place, place),
                     f"{own} is inside the log directory {path}: Kafka does not start when it finds "
-                    "a directory there that is not a partition",
+                    "anything there that it does not know",
                 )
     file_root = config.cloud_storage_file_root
     if file_root is None:
         return
     apart = [(place, path) for place, path in log_dirs if not _holds(path, file_root)]
-    for place, held in ((state, config.state_directory), (pins, pin_directory), *apart):
+    own_paths = ((state, config.state_directory), (pins, pin_directory), (ballast, config.ballast_file_path))
+    for place, held in (*own_paths, *apart):
         if held is not None and _holds(file_root, held):
             yield Finding((root, place), f"{file_root} holds {held}; it must hold nothing but the archive")
 
@@ -197,17 +203,6 @@ def _deletes(config: Config) -> Iterator[Finding]:
             )
         else:
             yield Finding((place,), "has no effect yet: this release deletes no objects of a deleted topic")
-
-
-def _unlimited(config: Config) -> Iterator[Finding]:
-    if config.log_retention_ms == UNLIMITED and not (
-        config.cloud_storage_enabled and config.cloud_storage_enable_remote_write
-    ):
-        yield Finding(
-            (("log_retention_ms",), ("cloud_storage_enabled",), ("cloud_storage_enable_remote_write",)),
-            "keeps records without limit, and without remote write that fills the local disks: "
-            "set cloud_storage_enable_remote_write, or a limit in the broker",
-        )
 
 
 def _controller(config: Config) -> Iterator[Finding]:

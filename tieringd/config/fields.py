@@ -310,22 +310,6 @@ class Choice(Kind):
         return core_schema.no_info_before_validator_function(read, handler(source))
 
 
-class OnlyUnlimited(Kind):
-    """A duration without limit; an actual one is a thing of a later release."""
-
-    @property
-    def label(self) -> str:
-        """Return what the reference page calls this kind."""
-        return f"{UNLIMITED}"
-
-    def read(self, value: Any) -> object:
-        """Return -1."""
-        found = duration(1, MAX_INT64, UNLIMITED).read(value)
-        if found != UNLIMITED:
-            raise ValueError(f"a limit is known, but {LATER}; write -1, or remove the line")
-        return found
-
-
 def _refuse_cleared(value: Any) -> Any:
     if value is None or value == "":
         raise ValueError("cannot be reset with an empty value or null; remove the line")

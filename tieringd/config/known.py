@@ -32,49 +32,22 @@ LATER_PROPERTIES: frozenset[str] = frozenset(
         "cloud_storage_hydrated_chunks_per_segment_ratio",
         "cloud_storage_min_chunks_per_segment_threshold",
         "cloud_storage_enable_segment_merging",
-        "cloud_storage_housekeeping_interval_ms",
         "cloud_storage_idle_threshold_rps",
         "cloud_storage_idle_timeout_ms",
         "cloud_storage_segment_size_min",
         "cloud_storage_segment_size_target",
         "cloud_storage_target_manifest_size_bytes",
         "kafka_enable_describe_log_dirs_remote_storage",
-        "delete_retention_ms",
-        "initial_retention_local_target_bytes_default",
-        "initial_retention_local_target_ms_default",
-        "log.retention.bytes",
-        "log.retention.ms",
-        "retention_bytes",
-        "retention_local_strict",
-        "ballast_file_path",
-        "ballast_file_size",
-        "disk_reservation_percent",
-        "retention_local_target_capacity_bytes",
-        "retention_local_target_capacity_percent",
-        "retention_local_trim_interval",
-        "space_management_enable",
-        "storage_min_free_bytes",
-        "storage_space_alert_free_threshold_bytes",
-        "storage_space_alert_free_threshold_percent",
-        "tune_ballast_file",
     ]
 )
 """Cluster properties, written at the top level."""
 
-LATER_TOPIC_PROPERTIES: frozenset[str] = frozenset(
-    [
-        "cleanup.policy",
-        "redpanda.remote.recovery",
-        "remote.log.retention.bytes",
-        "remote.log.retention.minutes",
-        "retention.bytes",
-        "retention.ms",
-    ]
-)
+LATER_TOPIC_PROPERTIES: frozenset[str] = frozenset(["redpanda.remote.recovery"])
 """Topic properties, written under `topics`."""
 
 _ROLLING = "the broker rolls its segments; set it there"
 _COMPACTION = "the broker compacts its logs; set it there"
+_REPLICAS = "the broker decides how much of a partition it copies to a new replica; set it there"
 _GROUPS = "the broker keeps the offsets of consumer groups, and they are not tiered; set it there"
 
 NOT_APPLICABLE: Mapping[str, str] = MappingProxyType(
@@ -82,6 +55,8 @@ NOT_APPLICABLE: Mapping[str, str] = MappingProxyType(
         "compacted_log_segment_size": _COMPACTION,
         "group_offset_retention_check_ms": _GROUPS,
         "group_offset_retention_sec": _GROUPS,
+        "initial_retention_local_target_bytes_default": _REPLICAS,
+        "initial_retention_local_target_ms_default": _REPLICAS,
         "legacy_group_offset_retention_enabled": _GROUPS,
         "log.roll.ms": _ROLLING,
         "log_compaction_interval_ms": _COMPACTION,

@@ -22,26 +22,24 @@ from tieringd.config.fields import (
     Choice,
     Flag,
     Number,
-    OnlyUnlimited,
     SecretText,
     Text,
     duration,
     size,
 )
-from tieringd.config.topic import (
-    STRICT,
-    ClusterDefaults,
-    TopicConfig,
-    TopicProperties,
-    is_pattern,
-    resolve_topic,
-)
+from tieringd.config.retention import Retention
+from tieringd.config.space import Space
+from tieringd.config.topic import ClusterDefaults, TopicConfig, is_pattern, resolve_topic
+from tieringd.config.topic_properties import STRICT, TopicProperties
 from tieringd.config.transfers import Transfers
 from tieringd.formats.topic_manifest import TieringDefaults
-from tieringd.policies.local_retention import LocalRetentionTarget
+from tieringd.policies.local_target import ClusterLocalTarget
+from tieringd.policies.total_retention import RetentionPace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from tieringd.formats.topic_manifest import TopicManifest
 
 _SECOND_MS, _HOUR_MS, _DAY_MS = 1_000, 3_600_000, 86_400_000
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9])"
@@ -175,7 +173,7 @@ class Daemon(BaseModel):
 
 
 # The last of the bases has its properties first, and this class last.
-class Config(Transfers, StoreAccess, Daemon):
+class Config(Retention, Space, Transfers, StoreAccess, Daemon):
     """
     The whole configuration, valid in every part and as a whole.
 
@@ -184,8 +182,6 @@ class Config(Transfers, StoreAccess, Daemon):
 
     model_config = STRICT
 
-    log_retention_ms: Annotated[int, OnlyUnlimited()] | None = None
-    """How long records are kept in all. This release deletes nothing from the archive: -1 or null."""
     retention_local_target_ms_default: Annotated[
         Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, AfterValidator(_limit), LIVE
     ] = _DAY_MS
@@ -234,15 +230,16 @@ class Config(Transfers, StoreAccess, Daemon):
         return TieringDefaults(self.cloud_storage_enable_remote_write, self.cloud_storage_enable_remote_read)
 
     def topic(
-        self, name: str, broker_properties: Mapping[str, str], recorded: TieringDefaults | None = None
+        self, name: str, broker_properties: Mapping[str, str], recorded: TopicManifest | None = None
     ) -> TopicConfig:
         """
         Return what holds for a topic, given what the broker itself has set on it.
 
-        *recorded* is what it began with when it was first seen: a later change of the cluster's
-        values for write and read is for new topics only.
+        *recorded* has what it began with when it was first seen: a later change of the cluster's
+        values for write and read is for new topics only. It has the retention as well that is not on
+        the broker any more because we manage it.
         """
-        defaults = recorded or self.tiering_defaults
+        defaults = (recorded.defaults if recorded else None) or self.tiering_defaults
         return resolve_topic(
             name,
             overrides=self.topics,
@@ -251,13 +248,19 @@ class Config(Transfers, StoreAccess, Daemon):
                 enabled=self.cloud_storage_enabled,
                 remote_write=defaults.remote_write,
                 remote_read=defaults.remote_read,
-                local_retention_target=LocalRetentionTarget(
+                local_target=ClusterLocalTarget(
                     target_ms=_recorded(defaults.local_target_ms, self.retention_local_target_ms_default),
                     target_bytes=_recorded(
                         defaults.local_target_bytes, self.retention_local_target_bytes_default
                     ),
+                    is_strict=self.retention_local_strict,
                 ),
+                is_kafka=self.broker.kind == "kafka",
+                total_ms=self.total_ms,
+                total_bytes=self.total_bytes,
+                pace=RetentionPace(self.cloud_storage_housekeeping_interval_ms, self.archive_delete_delay_ms),
             ),
+            original=recorded.original_retention if recorded else None,
         )
 
 

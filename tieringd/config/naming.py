@@ -18,7 +18,7 @@ from tieringd.config.known import (
     NOT_APPLICABLE_TO_TOPICS,
 )
 from tieringd.config.model import AdminConfig, BrokerConfig, Config, LogConfig, Security
-from tieringd.config.topic import TopicProperties
+from tieringd.config.topic_properties import TopicProperties
 from tieringd.config.yaml_source import dotted
 
 if TYPE_CHECKING:

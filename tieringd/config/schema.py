@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 from tieringd.config.describe import TOPICS, properties_of
 from tieringd.config.fields import (
     MAX_INT64,
-    UNLIMITED,
     AbsolutePath,
     Amount,
     Choice,
     Decimal,
     Flag,
     Number,
-    OnlyUnlimited,
     SecretText,
     Text,
 )
@@ -123,7 +121,6 @@ def _forms(kind: Kind, words: tuple[str, ...]) -> list[_Schema]:
 
 _FORMS: Mapping[type[Kind], _Schema] = {
     Flag: {"type": "boolean"},
-    OnlyUnlimited: {"enum": [UNLIMITED]},
     AbsolutePath: {"type": "string", "pattern": "^/"},
     SecretText: {"type": "string", "minLength": 1},
 }

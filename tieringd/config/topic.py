@@ -12,67 +12,29 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from tieringd.config.fields import AS_TOTAL, MAX_INT64, UNLIMITED, Flag, Text, duration, size
-from tieringd.policies.local_retention import LocalRetentionTarget
+from tieringd.config.fields import AS_TOTAL, MAX_INT64, UNLIMITED
+from tieringd.policies.local_hint import HintShape, StorageMode
+from tieringd.policies.local_target import LocalSettings, resolve_local_target
+from tieringd.policies.total_retention import RetentionPace, TotalRetention
+from tieringd.policies.trim_target import why_never_trimmed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tieringd.config.topic_properties import TopicProperties
+    from tieringd.formats.topic_manifest import OriginalRetention
+    from tieringd.policies.local_retention import LocalRetentionTarget
+    from tieringd.policies.local_target import ClusterLocalTarget, LocalTarget
+
 _T = TypeVar("_T", bool, int, str)
-_BUCKET = r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]"
 _WILDCARDS = frozenset("*?[")
-
-STRICT = ConfigDict(
-    frozen=True,
-    extra="forbid",
-    strict=True,
-    hide_input_in_errors=True,
-    use_attribute_docstrings=True,
-)
-"""How every section is read. Inputs stay out of errors: one of them may be a secret."""
-
-
-class TopicProperties(BaseModel):
-    """What the file sets for a topic, or for the topics that a pattern matches."""
-
-    model_config = STRICT
-
-    remote_write: Annotated[bool, Flag()] | None = Field(default=None, alias="redpanda.remote.write")
-    """Upload this topic."""
-    remote_read: Annotated[bool, Flag()] | None = Field(default=None, alias="redpanda.remote.read")
-    """Serve reads of this topic from the archive."""
-    remote_storage_enable: Annotated[bool, Flag()] | None = Field(default=None, alias="remote.storage.enable")
-    """Kafka's name: both of the above."""
-    remote_delete: Annotated[bool, Flag()] | None = Field(default=None, alias="redpanda.remote.delete")
-    """Whether deleting the topic is to delete its objects. It takes write and read, and is true with both."""
-    read_replica: Annotated[str, Text("text", _BUCKET, "must be a bucket's bare name")] | None = Field(
-        default=None, alias="redpanda.remote.readreplica"
-    )
-    """The bucket that this topic is a read replica of: it is never uploaded, nor its objects deleted."""
-    local_target_ms: Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None = Field(
-        default=None, alias="retention.local.target.ms"
-    )
-    """Keep this much time on the broker; -1 is without limit."""
-    local_target_bytes: Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None = Field(
-        default=None, alias="retention.local.target.bytes"
-    )
-    """Keep this many bytes of each partition on the broker; -1 is without limit."""
-    local_retention_ms: Annotated[int, duration(0, MAX_INT64, UNLIMITED, AS_TOTAL)] | None = Field(
-        default=None, alias="local.retention.ms"
-    )
-    """Kafka's name, which wins. -1 is without limit, -2 as long as total retention: no local limit."""
-    managed_retention: Annotated[bool, Flag()] | None = Field(
-        default=None, alias="tieringd.managed.retention"
-    )
-    """Set the broker's retention of the topic to unlimited, so that only tieringd deletes from it."""
-    local_retention_bytes: Annotated[int, size(0, MAX_INT64, UNLIMITED, AS_TOTAL)] | None = Field(
-        default=None, alias="local.retention.bytes"
-    )
-    """Kafka's name, which wins. -1 is without limit, -2 as much as total retention: no local limit."""
+_MINUTE_MS = 60_000
+_INTERNAL_PREFIX = "__"  # Of the topics that Kafka keeps for itself.
+_PACE = RetentionPace(interval_ms=300_000, delete_delay_ms=3_600_000)
+_NO_LIMIT = TotalRetention(limit_ms=None, limit_bytes=None)
+_STORAGE_MODES = tuple(mode.value for mode in StorageMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +45,13 @@ class ClusterDefaults:
     """False turns tiering off whatever a topic says."""
     remote_write: bool
     remote_read: bool
-    local_retention_target: LocalRetentionTarget
+    local_target: ClusterLocalTarget
+    is_kafka: bool = False
+    """Whether the broker is Apache Kafka, which refuses to trim some topics."""
+    total_ms: int | None = None
+    """Total retention where neither the file nor the broker says; None and -1 are without limit."""
+    total_bytes: int | None = None
+    pace: RetentionPace = _PACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +60,39 @@ class TopicConfig:
 
     remote_write: bool
     remote_read: bool
-    local_retention_target: LocalRetentionTarget
+    local_target: LocalTarget
+    storage_mode: StorageMode = StorageMode.TIERED_CLOUD
+    is_compacted: bool = False
+    """Whether `cleanup.policy` has compact in it."""
+    is_compact_only: bool = False
+    never_trimmed_because: str = ""
+    """Why its local log is never trimmed by us; empty when it may be."""
+    segment_bytes: int | None = None
+    """The size at which the broker closes the topic's segments; None where only the broker's default says."""
     broker_retention_ms: int | None = None
     """How long the broker itself keeps records; None is without limit, or not known."""
     broker_retention_bytes: int | None = None
     managed_retention: bool = False
     """Whether tieringd is to take over the topic's retention from the broker."""
+    total: TotalRetention = _NO_LIMIT
+    """How much is kept in both tiers together."""
+    retention_pace: RetentionPace = _PACE
     remote_delete: bool = False
     """Whether deleting the topic deletes its objects: only with write and read, and of no read replica."""
     problems: tuple[str, ...] = ()
-    """What in the broker's topic configuration cannot be read, contradicts or has no effect."""
+    """What in the topic's configuration cannot be read, contradicts or has no effect."""
+
+    @property
+    def local_retention_target(self) -> LocalRetentionTarget:
+        """Return what local retention trims to."""
+        return self.local_target.enforced
+
+    @property
+    def hint_shape(self) -> HintShape:
+        """Return what the local retention hint rests on."""
+        return HintShape(
+            self.storage_mode, self.is_compacted, self.local_target.enforced, self.never_trimmed_because
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +101,13 @@ class _Settings:
 
     remote_write: bool | None
     remote_read: bool | None
-    target_ms: int | None
-    target_bytes: int | None
+    local: LocalSettings
+    storage_mode: str | None
     remote_delete: bool | None
     read_replica: str | None
+    total_ms: int | None
+    total_bytes: int | None
+    cleanup_policy: str | None
 
 
 def resolve_topic(
@@ -122,33 +116,66 @@ def resolve_topic(
     overrides: Mapping[str, TopicProperties],
     broker_properties: Mapping[str, str],
     defaults: ClusterDefaults,
+    original: OriginalRetention | None = None,
 ) -> TopicConfig:
-    """Return what holds for the topic *name*."""
-    broker, problems = _broker_settings(name, broker_properties)
+    """
+    Return what holds for the topic *name*.
+
+    *original* is the retention that the broker had before it was managed: total retention since.
+    """
+    broker, problems = _broker_settings(name, broker_properties, original)
     places = [*(_file_settings(one) for one in _matching(name, overrides)), broker]
     write = _first([place.remote_write for place in places])
     read = _first([place.remote_read for place in places])
-    target_ms = _first([place.target_ms for place in places])
-    target_bytes = _first([place.target_bytes for place in places])
-    target = defaults.local_retention_target
+    remote_read = defaults.enabled and (defaults.remote_read if read is None else read)
+    broker_retention_ms = _retention(broker_properties, "retention.ms")
+    broker_retention_bytes = _retention(broker_properties, "retention.bytes")
+    cleanup = _first([place.cleanup_policy for place in places]) or "delete"
+    total = TotalRetention(
+        _limited([*(place.total_ms for place in places), defaults.total_ms]),
+        _limited([*(place.total_bytes for place in places), defaults.total_bytes]),
+        deletes="delete" in cleanup,
+        is_read_remotely=remote_read,
+    )
+    local_target = resolve_local_target(
+        [place.local for place in places],
+        cluster=defaults.local_target,
+        total_ms=total.limit_ms if total.deletes else None,
+        total_bytes=total.limit_bytes if total.deletes else None,
+    )
+    is_compact_only = "compact" in cleanup and "delete" not in cleanup
     replica_of = _first([place.read_replica for place in places])
     wants_write = defaults.remote_write if write is None else write
     remote_write = defaults.enabled and wants_write and not replica_of
-    remote_read = defaults.enabled and (defaults.remote_read if read is None else read)
     delete = _first([place.remote_delete for place in places])
     return TopicConfig(
         remote_write=remote_write,
         remote_read=remote_read,
         remote_delete=remote_write and remote_read and delete is not False,
-        local_retention_target=LocalRetentionTarget(
-            target_ms=target.target_ms if target_ms is None else _limit(target_ms),
-            target_bytes=target.target_bytes if target_bytes is None else _limit(target_bytes),
+        local_target=local_target,
+        storage_mode=StorageMode(
+            _first([place.storage_mode for place in places]) or StorageMode.TIERED_CLOUD
         ),
+        is_compacted="compact" in cleanup,
+        is_compact_only=is_compact_only,
+        never_trimmed_because=why_never_trimmed(
+            is_kafka=defaults.is_kafka,
+            is_compact_only=is_compact_only,
+            is_internal=name.startswith(_INTERNAL_PREFIX),
+            is_read_remotely=remote_read,
+        ),
+        total=total,
+        retention_pace=defaults.pace,
+        segment_bytes=_size(broker_properties, "segment.bytes"),
         managed_retention=defaults.enabled
         and bool(_first([one.managed_retention for one in _matching(name, overrides)])),
-        broker_retention_ms=_retention(broker_properties, "retention.ms"),
-        broker_retention_bytes=_retention(broker_properties, "retention.bytes"),
-        problems=(*problems, *_refused_write(name, replica_of if write else None)),
+        broker_retention_ms=broker_retention_ms,
+        broker_retention_bytes=broker_retention_bytes,
+        problems=(
+            *problems,
+            *_refused_write(name, replica_of if write else None),
+            *(f"topic {name}: {remark}" for remark in local_target.remarks),
+        ),
     )
 
 
@@ -178,14 +205,25 @@ def _file_settings(properties: TopicProperties) -> _Settings:
     return _Settings(
         remote_write=_first([properties.remote_storage_enable, properties.remote_write]),
         remote_read=_first([properties.remote_storage_enable, properties.remote_read]),
-        target_ms=_first([properties.local_retention_ms, properties.local_target_ms]),
-        target_bytes=_first([properties.local_retention_bytes, properties.local_target_bytes]),
+        local=LocalSettings(
+            "the file",
+            kafka_ms=properties.local_retention_ms,
+            kafka_bytes=properties.local_retention_bytes,
+            redpanda_ms=properties.local_target_ms,
+            redpanda_bytes=properties.local_target_bytes,
+        ),
+        storage_mode=properties.storage_mode,
         remote_delete=properties.remote_delete,
         read_replica=properties.read_replica,
+        total_ms=_first([properties.retention_ms, _in_ms(properties.remote_log_retention_minutes)]),
+        total_bytes=_first([properties.retention_bytes, properties.remote_log_retention_bytes]),
+        cleanup_policy=properties.cleanup_policy,
     )
 
 
-def _broker_settings(topic: str, properties: Mapping[str, str]) -> tuple[_Settings, tuple[str, ...]]:
+def _broker_settings(
+    topic: str, properties: Mapping[str, str], original: OriginalRetention | None
+) -> tuple[_Settings, tuple[str, ...]]:
     """Read the broker's topic configuration, which we did not write: a bad value is left out, not fatal."""
     problems: list[str] = []
 
@@ -207,29 +245,41 @@ def _broker_settings(topic: str, properties: Mapping[str, str]) -> tuple[_Settin
         problems.append(f"topic {topic}: the broker has {name}={properties[name]}, which is not a limit")
         return None
 
+    def mode(name: str) -> str | None:
+        text = properties.get(name, "").strip().lower()
+        if not text or text in _STORAGE_MODES:
+            return text or None
+        problems.append(
+            f"topic {topic}: the broker has {name}={properties[name]}, "
+            f"which is not {' or '.join(_STORAGE_MODES)}"
+        )
+        return None
+
     if flag("redpanda.remote.recovery"):
         problems.append(
             f"topic {topic}: the broker has redpanda.remote.recovery=true, which acts only when a topic "
             "is created, and has no effect on this one"
         )
     kafka = flag("remote.storage.enable")
+    original_ms, original_bytes = (
+        (original.effective_ms, original.effective_bytes) if original else (None, None)
+    )
     settings = _Settings(
         remote_write=_first([kafka, flag("redpanda.remote.write")]),
         remote_read=_first([kafka, flag("redpanda.remote.read")]),
-        target_ms=_first(
-            [
-                limit("local.retention.ms", AS_TOTAL),
-                _redpanda_limit(limit("retention.local.target.ms", UNLIMITED)),
-            ]
+        local=LocalSettings(
+            "the broker",
+            kafka_ms=limit("local.retention.ms", AS_TOTAL),
+            kafka_bytes=limit("local.retention.bytes", AS_TOTAL),
+            redpanda_ms=limit("retention.local.target.ms", UNLIMITED),
+            redpanda_bytes=limit("retention.local.target.bytes", UNLIMITED),
         ),
-        target_bytes=_first(
-            [
-                limit("local.retention.bytes", AS_TOTAL),
-                _redpanda_limit(limit("retention.local.target.bytes", UNLIMITED)),
-            ]
-        ),
+        storage_mode=mode("storage.mode"),
         remote_delete=flag("redpanda.remote.delete"),
         read_replica=_bucket(properties.get("redpanda.remote.readreplica", "")),
+        total_ms=_unless_managed(limit("retention.ms", UNLIMITED), original_ms),
+        total_bytes=_unless_managed(limit("retention.bytes", UNLIMITED), original_bytes),
+        cleanup_policy=properties.get("cleanup.policy"),
     )
     return settings, tuple(problems)
 
@@ -248,14 +298,25 @@ def _retention(properties: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _redpanda_limit(value: int | None) -> int | None:
-    """Redpanda switches a limit off with 0 as well as with -1; to Kafka, 0 is a limit of nothing."""
-    return UNLIMITED if value == 0 else value
+def _size(properties: Mapping[str, str], name: str) -> int | None:
+    """Return a size that the broker has checked."""
+    text = properties.get(name, "").strip()
+    return int(text) if re.fullmatch(r"[0-9]{1,19}", text) else None
 
 
-def _limit(value: int) -> int | None:
-    """Return a limit; None for -1 and for Kafka's -2, which leave it to total retention."""
-    return value if value >= 0 else None
+def _unless_managed(found: int | None, original: int | None) -> int | None:
+    """Return a limit of the broker's; where it has none because we manage it, the one before that."""
+    return found if original is None or found not in {None, UNLIMITED} else original
+
+
+def _limited(values: Sequence[int | None]) -> int | None:
+    """Return the first limit that is set, with None for one that says there is none."""
+    found = _first(values)
+    return None if found == UNLIMITED else found
+
+
+def _in_ms(minutes: int | None) -> int | None:
+    return None if minutes is None else minutes * _MINUTE_MS
 
 
 def _first(values: Sequence[_T | None]) -> _T | None:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel
 
 from tieringd.config.fields import LIVE, MAX_INT64, Decimal, Flag, Number, duration, seconds, size
-from tieringd.config.topic import STRICT
+from tieringd.config.topic_properties import STRICT
 
 _SECOND_MS, _DAY_MS = 1_000, 86_400_000
 _DAY_SEC = 86_400

@@ -374,13 +374,52 @@ def test_keeping_everything_without_remote_write_is_a_warning(text, is_warned):
     assert not any("log_retention_ms" in warning for warning in parsed(text).warnings)
 
 
-@pytest.mark.parametrize("value", ["7d", "604800000", "0", "-2", "soon"])
-def test_limit_of_total_retention_is_refused_until_it_takes_effect(value):
-    """What is not deleted by this release cannot be promised to be deleted."""
-    (problem,) = problems_of(SMALLEST + f"log_retention_ms: {value}\n")
-    assert problem.startswith("t.yaml:5: log_retention_ms: ")
-    if value in ("7d", "604800000"):
-        assert problem.endswith("this release does not implement it yet; write -1, or remove the line")
+@pytest.mark.parametrize("value", ["0", "-2", "soon"])
+@pytest.mark.parametrize(
+    "name", ["log_retention_ms", "delete_retention_ms", "log.retention.ms", "retention_bytes"]
+)
+def test_limit_of_total_retention_that_is_none_is_refused(name, value):
+    """Keeping nothing at all is nothing that anybody means."""
+    (problem,) = problems_of(SMALLEST + f"{name}: {value}\n")
+    assert problem.startswith(f"t.yaml:5: {name}: ")
+
+
+@pytest.mark.parametrize(
+    ("holds", "shadowed"),
+    [
+        ("log_retention_ms", "delete_retention_ms"),
+        ("log.retention.ms", "log_retention_ms"),
+        ("log.retention.bytes", "retention_bytes"),
+    ],
+)
+def test_two_names_of_one_limit_are_a_warning(holds, shadowed):
+    """The one that holds is named, and the other is to be removed."""
+    warnings = parsed(TIERED + f"{shadowed}: 5\n{holds}: 7\n").warnings
+    line = TIERED.count("\n") + 1
+    assert warnings == (f"t.yaml:{line}: {shadowed}: has no effect beside {holds}, which holds; remove one",)
+
+
+@pytest.mark.parametrize(
+    ("holds", "shadowed"),
+    [
+        ("retention.ms", "remote.log.retention.minutes"),
+        ("retention.bytes", "remote.log.retention.bytes"),
+        ("local.retention.ms", "retention.local.target.ms"),
+        ("local.retention.bytes", "retention.local.target.bytes"),
+    ],
+)
+def test_two_names_of_one_limit_of_a_topic_are_a_warning(holds, shadowed):
+    """As for the cluster's."""
+    (warning,) = parsed(TIERED + f"topics: {{a: {{{shadowed}: 5, {holds}: 7}}}}\n").warnings
+    assert warning.endswith(f"topics[a].{shadowed}: has no effect beside {holds}, which holds; remove one")
+
+
+@pytest.mark.parametrize("name", ["log_retention_ms", "log.retention.bytes", "retention_bytes"])
+def test_limit_that_a_kafka_broker_says_itself_is_a_warning(name):
+    """DescribeConfigs has a value for every topic, so the cluster's is never asked for."""
+    (warning,) = parsed(KAFKA_TIERED + f"{name}: 7\n").warnings
+    assert f"{name}: has no effect with broker.kind kafka" in warning
+    assert parsed(TIERED + f"{name}: 7\n").warnings == ()
 
 
 def test_broker_or_a_topic_may_switch_archiving_on():

@@ -125,7 +125,7 @@ log: {}
             id="cluster-property-of-topic",
         ),
         pytest.param("cloud_storage_cache_size: 1", LATER, id="later"),
-        pytest.param("topics: {a: {retention.ms: 1}}", LATER, id="later-topic"),
+        pytest.param("topics: {a: {redpanda.remote.recovery: true}}", LATER, id="later-topic"),
         pytest.param(
             "cloud_storage_cache_sise: 1",
             "the nearest name is cloud_storage_cache_size, and this",

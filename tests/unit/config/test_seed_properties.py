@@ -7,7 +7,7 @@ import pytest
 from tests.unit.config.texts import SMALLEST, parsed, problems_of
 from tieringd.config.describe import properties_of
 from tieringd.config.model import Config
-from tieringd.config.topic import TopicProperties
+from tieringd.config.topic_properties import TopicProperties
 
 NO_DEFAULT = "no default of its own"
 """The document gives none, or it is another system's."""
@@ -15,7 +15,6 @@ DERIVED = "derived"
 """What it is follows from other properties; the field itself holds nothing."""
 MIB, GIB = 2**20, 2**30
 DAY_MS = 86_400_000
-WEEK_MS = 7 * DAY_MS
 
 
 class Works(NamedTuple):
@@ -34,6 +33,7 @@ class Later(NamedTuple):
 
 ROLLS = "the broker rolls its segments; set it there"
 COMPACTS = "the broker compacts its logs; set it there"
+REPLICAS = "the broker decides how much of a partition it copies to a new replica; set it there"
 GROUPS = "the broker keeps the offsets of consumer groups, and they are not tiered; set it there"
 
 CLUSTER = {
@@ -90,23 +90,24 @@ CLUSTER = {
     # Housekeeping of the archive
     "cloud_storage_idle_timeout_ms": Later(10_000),
     "cloud_storage_idle_threshold_rps": Later(1),
-    "cloud_storage_housekeeping_interval_ms": Later(300_000),
+    "cloud_storage_housekeeping_interval_ms": Works(300_000, "1m"),
     "cloud_storage_enable_segment_merging": Later(True),
     "cloud_storage_segment_size_target": Later(None),
     "cloud_storage_segment_size_min": Later(None),
     "cloud_storage_target_manifest_size_bytes": Later(64 * 2**10),
-    # Retention. Of total retention only "without limit" works, which is what this release does.
-    "log_retention_ms": Works(None, "-1"),
-    "retention_bytes": Later(None),
-    "delete_retention_ms": Later(WEEK_MS),
-    "log.retention.ms": Later(NO_DEFAULT),
-    "log.retention.bytes": Later(NO_DEFAULT),
+    # Retention. The documents' seven days are the broker's own default, which is asked for. Where there is no
+    # broker, nobody has said that anything is to be deleted, and so nothing is.
+    "log_retention_ms": Works(None, "7d"),
+    "retention_bytes": Works(None, "1TiB"),
+    "delete_retention_ms": Works(None, "7d"),
+    "log.retention.ms": Works(None, "7d"),
+    "log.retention.bytes": Works(None, "1TiB"),
     "log.roll.ms": NotApplicable(NO_DEFAULT, ROLLS),
     "retention_local_target_ms_default": Works(DAY_MS, "2d"),
     "retention_local_target_bytes_default": Works(None, "1GiB"),
-    "initial_retention_local_target_bytes_default": Later(None),
-    "initial_retention_local_target_ms_default": Later(None),
-    "retention_local_strict": Later(False),
+    "initial_retention_local_target_bytes_default": NotApplicable(None, REPLICAS),
+    "initial_retention_local_target_ms_default": NotApplicable(None, REPLICAS),
+    "retention_local_strict": Works(False, "true"),
     "log_segment_ms": NotApplicable(NO_DEFAULT, ROLLS),
     "log_segment_ms_min": NotApplicable(NO_DEFAULT, ROLLS),
     "log_segment_ms_max": NotApplicable(NO_DEFAULT, ROLLS),
@@ -118,33 +119,33 @@ CLUSTER = {
     "group_offset_retention_check_ms": NotApplicable(NO_DEFAULT, GROUPS),
     "legacy_group_offset_retention_enabled": NotApplicable(NO_DEFAULT, GROUPS),
     # Space management and disk alerts
-    "space_management_enable": Later(True),
-    "disk_reservation_percent": Later(20),
-    "retention_local_target_capacity_bytes": Later(None),
-    "retention_local_target_capacity_percent": Later(NO_DEFAULT),
-    "retention_local_trim_interval": Later(30_000),
-    "storage_space_alert_free_threshold_bytes": Later(0),
-    "storage_space_alert_free_threshold_percent": Later(5),
-    "storage_min_free_bytes": Later(5 * GIB),
-    "tune_ballast_file": Later(False),
-    "ballast_file_path": Later("<data>/ballast"),
-    "ballast_file_size": Later(GIB),
+    "space_management_enable": Works(True, "false"),
+    "disk_reservation_percent": Works(20, "12.5"),
+    "retention_local_target_capacity_bytes": Works(None, "1TiB"),
+    "retention_local_target_capacity_percent": Works(None, "60"),
+    "retention_local_trim_interval": Works(30_000, "1m"),
+    "storage_space_alert_free_threshold_bytes": Works(0, "10GiB"),
+    "storage_space_alert_free_threshold_percent": Works(5, "0"),
+    "storage_min_free_bytes": Works(5 * GIB, "1GiB"),
+    "tune_ballast_file": Works(False, "true"),
+    "ballast_file_path": Works(DERIVED, "/srv/ballast"),
+    "ballast_file_size": Works(GIB, "2GiB"),
 }
 TOPIC = {
     "redpanda.remote.write": Works(None, "true"),
     "redpanda.remote.read": Works(None, "true"),
     "redpanda.remote.delete": Works(None, "false"),
     "redpanda.remote.recovery": Later(None),
-    "retention.ms": Later(None),
-    "retention.bytes": Later(None),
+    "retention.ms": Works(None, "7d"),
+    "retention.bytes": Works(None, "1TiB"),
     "retention.local.target.ms": Works(None, "1d"),
     "retention.local.target.bytes": Works(None, "1GiB"),
     "local.retention.ms": Works(None, "-2"),
     "local.retention.bytes": Works(None, "-2"),
     "remote.storage.enable": Works(None, "true"),
-    "remote.log.retention.minutes": Later(None),
-    "remote.log.retention.bytes": Later(None),
-    "cleanup.policy": Later("delete"),
+    "remote.log.retention.minutes": Works(None, "60"),
+    "remote.log.retention.bytes": Works(None, "1TiB"),
+    "cleanup.policy": Works(None, "delete"),
     "segment.ms": NotApplicable(None, ROLLS),
     "segment.bytes": NotApplicable(GIB, ROLLS),
 }

@@ -5,15 +5,25 @@ from itertools import product
 import pytest
 
 from tests.unit.config.texts import SMALLEST, TIERED, parsed
-from tieringd.config import TopicConfig
-from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.topic_manifest import OriginalRetention, TieringDefaults, TopicManifest
 from tieringd.policies.local_retention import LocalRetentionTarget
+from tieringd.policies.total_retention import RetentionPace
 
 DAY_MS = 86_400_000
 
 
-def topic(broker=None, *, file="", name="orders", base=TIERED):
+STRICT = TIERED + "retention_local_strict: true\n"
+"""Both families of local settings are enforced."""
+
+
+def topic(broker=None, *, file="", name="orders", base=STRICT):
     return parsed(base + file).topic(name, broker or {})
+
+
+def recorded_topic(**fields):
+    """Return a topic's manifest."""
+    return TopicManifest(TopicKey("cluster", "orders", "id"), partition_count=1, created_at_ms=0, **fields)
 
 
 def target(broker=None, **arguments):
@@ -140,10 +150,11 @@ def test_file_goes_before_the_broker_and_the_broker_before_the_cluster(of_cluste
     ],
 )
 def test_broker_retention_is_what_the_broker_deletes_by(broker, retention):
-    """None is without limit: a compacted topic has none, whatever its limits say."""
-    found = topic(broker)
+    """None is without limit: a compacted topic has none. No local target reaches past it."""
+    found, (total_ms, total_bytes) = topic(broker), retention
     assert (found.broker_retention_ms, found.broker_retention_bytes) == retention
-    assert found.local_retention_target == topic().local_retention_target
+    target_ms = DAY_MS if total_ms is None else min(DAY_MS, total_ms)
+    assert found.local_retention_target == LocalRetentionTarget(target_ms, total_bytes)
 
 
 @pytest.mark.parametrize(
@@ -175,13 +186,13 @@ def test_disabled_tiering_overrides_every_topic():
 
 
 def test_topic_that_nobody_mentions_has_the_cluster_values():
-    """With nothing set, one day stays local."""
-    assert topic() == TopicConfig(
-        remote_write=True,
-        remote_read=False,
-        local_retention_target=LocalRetentionTarget(target_ms=DAY_MS, target_bytes=None),
-        problems=(),
-    )
+    """With nothing set, one day stays local where that is enforced, and is advice where it is not."""
+    found = topic()
+    assert (found.remote_write, found.remote_read, found.problems) == (True, False, ())
+    assert found.local_retention_target == LocalRetentionTarget(target_ms=DAY_MS, target_bytes=None)
+    advised = topic(base=TIERED)
+    assert advised.local_retention_target == LocalRetentionTarget(target_ms=None, target_bytes=None)
+    assert advised.local_target.advised == found.local_retention_target
 
 
 @pytest.mark.parametrize(
@@ -200,7 +211,7 @@ def test_recorded_local_target_stands_for_the_cluster_value(recorded, broker, ex
     begins_with = TieringDefaults(
         remote_write=True, remote_read=True, local_target_ms=target_ms, local_target_bytes=target_bytes
     )
-    found = parsed(TIERED).topic("orders", broker, begins_with)
+    found = parsed(STRICT).topic("orders", broker, recorded_topic(defaults=begins_with))
     assert found.local_retention_target == LocalRetentionTarget(*expected)
 
 
@@ -255,7 +266,7 @@ def test_kafka_local_retention_wins_over_redpanda(place):
 )
 def test_negative_numbers_lift_one_limit_and_no_default_replaces_it(place, name, value, expected):
     """-1 is no limit, and Kafka's -2 is no local limit: the cluster's default does not come back."""
-    base = TIERED + "retention_local_target_bytes_default: 9\n"
+    base = STRICT + "retention_local_target_bytes_default: 9\n"
     if place == "file":
         assert target(file=f"topics: {{orders: {{{name}: {value}}}}}\n", base=base) == expected
     else:
@@ -343,5 +354,89 @@ def test_broker_values_in_other_spellings_are_read():
         }
     )
     assert found.remote_read is True
-    assert found.problems == ()
+    assert found.problems == ("topic orders: the broker has retention.ms=?, which is not a limit",)
     assert found.local_retention_target.target_ms == DAY_MS
+
+
+@pytest.mark.parametrize(
+    ("file", "broker", "cluster", "expected"),
+    [
+        pytest.param("", {}, "", (None, None), id="nobody-says"),
+        pytest.param("", {}, "log_retention_ms: 7d\nretention_bytes: 9", (7 * DAY_MS, 9), id="cluster"),
+        pytest.param("", {}, "log.retention.ms: 5\nlog.retention.bytes: 9", (5, 9), id="kafka-names"),
+        pytest.param("", {}, "delete_retention_ms: 5", (5, None), id="the-alias"),
+        pytest.param("", {}, "log_retention_ms: -1", (None, None), id="cluster-without-limit"),
+        pytest.param("", {"retention.ms": "8", "retention.bytes": "-1"}, "", (8, None), id="broker"),
+        pytest.param(
+            "", {"retention.ms": "-1"}, "log_retention_ms: 7", (None, None), id="broker-before-cluster"
+        ),
+        pytest.param(
+            "retention.ms: 3, retention.bytes: 4", {"retention.ms": "8"}, "", (3, 4), id="file-before-broker"
+        ),
+        pytest.param("retention.ms: -1", {"retention.ms": "8"}, "", (None, None), id="file-lifts-a-limit"),
+        pytest.param(
+            "remote.log.retention.minutes: 2, remote.log.retention.bytes: 5",
+            {},
+            "",
+            (120_000, 5),
+            id="first-names",
+        ),
+        pytest.param(
+            "remote.log.retention.minutes: 2, retention.ms: 5", {}, "", (5, None), id="later-name-wins"
+        ),
+    ],
+)
+def test_total_retention_is_the_first_that_somebody_says(file, broker, cluster, expected):
+    """The topic in the file, then the broker, then the cluster; each limit by itself."""
+    found = topic(broker, file=f"{cluster}\ntopics: {{orders: {{{file}}}}}\n")
+    assert (found.total.limit_ms, found.total.limit_bytes) == expected
+    assert found.total.deletes
+
+
+@pytest.mark.parametrize(
+    ("file", "broker", "deletes", "is_compacted"),
+    [
+        ("", None, True, False),
+        ("", "compact", False, True),
+        ("", "compact,delete", True, True),
+        ("cleanup.policy: compact", None, False, True),
+        ("cleanup.policy: delete", "compact", True, False),
+        ("cleanup.policy: 'compact,delete'", "delete", True, True),
+    ],
+)
+def test_cleanup_policy_says_whether_retention_deletes(file, broker, deletes, is_compacted):
+    """A topic that is only compacted keeps its records however old they are."""
+    on_broker = {"retention.ms": "5"} | ({"cleanup.policy": broker} if broker else {})
+    found = topic(on_broker, file=f"topics: {{orders: {{{file}}}}}\n")
+    assert (found.total.deletes, found.is_compacted) == (deletes, is_compacted)
+    assert found.is_compact_only is not deletes
+    assert found.local_retention_target.target_ms == (5 if deletes else DAY_MS)
+
+
+@pytest.mark.parametrize(
+    ("on_broker", "effective", "expected"),
+    [
+        pytest.param(("-1", "-1"), (86_400_000, -1), (86_400_000, None), id="what-was-before"),
+        pytest.param(("-1", "-1"), (None, None), (None, None), id="nobody-noted-it"),
+        pytest.param(("7000", "-1"), (86_400_000, 5), (7000, 5), id="changed-since-and-not-taken-over-yet"),
+    ],
+)
+def test_total_retention_of_a_managed_topic_is_what_the_broker_had(on_broker, effective, expected):
+    """The broker's own is without limit then because we said so."""
+    original = OriginalRetention("86400000", None, *effective)
+    broker = dict(zip(("retention.ms", "retention.bytes"), on_broker, strict=True))
+    found = parsed(STRICT).topic("orders", broker, recorded_topic(original_retention=original))
+    assert (found.total.limit_ms, found.total.limit_bytes) == expected
+
+
+def test_total_retention_says_whether_clients_read_the_archive():
+    """Of a topic that is only written there, the broker's own retention comes first."""
+    assert not topic().total.is_read_remotely
+    assert topic({"redpanda.remote.read": "true"}).total.is_read_remotely
+
+
+def test_retention_pace_is_the_cluster_s():
+    """It is the same for all topics, and follows a reload."""
+    found = topic(file="cloud_storage_housekeeping_interval_ms: 1m\narchive_delete_delay_ms: 0\n")
+    assert found.retention_pace == RetentionPace(interval_ms=60_000, delete_delay_ms=0)
+    assert topic().retention_pace == RetentionPace(interval_ms=300_000, delete_delay_ms=3_600_000)

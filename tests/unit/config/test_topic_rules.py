@@ -116,3 +116,18 @@ def test_recovery_acts_only_at_creation():
     assert topic({"redpanda.remote.recovery": "false"}) == topic()
     (problem,) = problems_of(TIERED + "topics: {orders: {redpanda.remote.recovery: true}}\n")
     assert problem.endswith("this release does not implement it yet")
+
+
+@pytest.mark.parametrize("kind", ["ms", "bytes"])
+def test_local_limit_beside_kafkas_name_is_a_doubt(kind):
+    """Where both families are set Kafka's holds, and a check says which line to remove."""
+    both = f"{{local.retention.{kind}: 5000, retention.local.target.{kind}: 7000}}"
+    (warning,) = parsed(TIERED + f"topics:\n  orders: {both}\n").warnings
+    assert f"retention.local.target.{kind}" in warning
+    assert f"has no effect beside local.retention.{kind}, which holds; remove one" in warning
+
+
+@pytest.mark.parametrize("name", ["local.retention.ms", "retention.local.target.ms"])
+def test_one_family_of_local_limits_is_no_doubt(name):
+    """Either name alone is what it says."""
+    assert parsed(TIERED + f"topics:\n  orders: {{{name}: 5000}}\n").warnings == ()
