@@ -1,5 +1,5 @@
 """
-The broker seam: leadership, log bounds, topic configuration and trimming.
+The broker seam: leadership, log bounds, topic configuration, client quotas and trimming.
 
 `broker.kafka` asks a live broker. `broker.directory` stands in where there is none and the
 log directory is all there is.
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tieringd.errors import TieringError
+    from tieringd.model.client_quota import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.log_dirs import LogDirSizes
     from tieringd.model.partition import ClusterView, LogBounds, TopicIdPartition, TopicPartition
 
 
@@ -26,6 +28,14 @@ class Broker(Protocol):
 
     async def cluster_id(self) -> str:
         """Return the id of the cluster; it is part of every object's key."""
+
+    async def node_id(self) -> int:
+        """
+        Return the id of the broker beside us.
+
+        Raises:
+            BrokerDenied: There is no broker, or the configuration does not tell which one it is.
+        """
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """
@@ -43,6 +53,9 @@ class Broker(Protocol):
         broker, where the bounds are read from the files, `LocalFileError` or `CorruptDataError`.
         """
 
+    async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
+        """Return what is in the log directories of every live broker; one that cannot tell says why."""
+
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         """
         Return what the broker itself has set on each topic; defaults are left out.
@@ -59,6 +72,22 @@ class Broker(Protocol):
 
         Raises:
             BrokerDenied: We may not, or there is no broker.
+        """
+
+    async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
+        """
+        Return every client quota that is set in the cluster, by its name.
+
+        Raises:
+            BrokerDenied: We may not ask, or there is no broker.
+        """
+
+    async def alter_client_quotas(self, changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> None:
+        """
+        Set client quotas and leave all others as they are; None takes one away.
+
+        Raises:
+            BrokerDenied: We may not, or there is no broker. Some may have been set.
         """
 
     async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:

@@ -23,12 +23,14 @@ from tieringd.broker.segment_file import scan_transactions
 from tieringd.broker.small_files import SmallFiles, is_settled
 from tieringd.errors import BrokerDenied, BrokerUnavailable, CorruptDataError, LocalFileError
 from tieringd.formats.transactions import TransactionTracker
+from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
 from tieringd.model.partition import ClusterView, LogBounds, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tieringd.errors import TieringError
+    from tieringd.model.client_quota import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.partition import TopicIdPartition, TopicPartition
     from tieringd.model.segment import LocalSegment
@@ -90,6 +92,10 @@ class DirectoryBroker:
         """Return the bounds of each log, or what is wrong with its files."""
         return await asyncio.to_thread(self._all_bounds, logs)
 
+    async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
+        """Return what is in the log directories, of the broker whose they were."""
+        return await asyncio.to_thread(_log_dir_sizes, self._log_dirs)
+
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         """Return nothing set for each topic: there is no broker to set anything."""
         return {topic: {} for topic in topics}
@@ -107,6 +113,34 @@ class DirectoryBroker:
             BrokerDenied: Always: without a broker nobody keeps settings of topics.
         """
         raise BrokerDenied(f"{', '.join(changes)} of topic {topic} cannot be set: there is no broker")
+
+    async def node_id(self) -> int:
+        """
+        Refuse.
+
+        Raises:
+            BrokerDenied: Always: there is no broker that could have an id.
+        """
+        raise BrokerDenied("the broker has no id: there is no broker")
+
+    async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
+        """
+        Refuse.
+
+        Raises:
+            BrokerDenied: Always: without a broker there are no clients.
+        """
+        raise BrokerDenied("client quotas cannot be looked at: there is no broker")
+
+    async def alter_client_quotas(self, changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> None:
+        """
+        Refuse.
+
+        Raises:
+            BrokerDenied: Always: without a broker there are no clients.
+        """
+        names = "; ".join(str(entity) for entity in changes)
+        raise BrokerDenied(f"client quotas of {names} cannot be set: there is no broker")
 
     async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
         """
@@ -169,6 +203,22 @@ class DirectoryBroker:
         walk.settled = (local.segments, bounds) if is_settled(modified_ns, now_ns=now_ns) else None
         self._walks[name] = walk
         return bounds
+
+
+def _log_dir_sizes(log_dirs: Sequence[str]) -> list[LogDirSizes]:
+    found: list[LogDirSizes] = []
+    for path in log_dirs:
+        scan = scan_log_dirs([path])
+        broker = NO_BROKER if scan.node_id is None else scan.node_id
+        errors = [str(problem) for problem in scan.problems]
+        replicas: list[ReplicaSize] = []
+        for each in scan.partitions:
+            try:
+                replicas.append(ReplicaSize(each.topic_partition, read_local_log(each).size_bytes))
+            except LocalFileError as error:
+                errors.append(str(error))
+        found.append(LogDirSizes(broker, path, tuple(replicas), "; ".join(errors)))
+    return found
 
 
 def _begin(local: LocalLog, first_offset: int) -> _Walk:

@@ -1,11 +1,12 @@
 """
 The live Kafka broker beside us, asked over its own API.
 
-Four questions and one order: Metadata (who leads what, under which epoch), ListOffsets (the
-bounds of a log), DescribeConfigs (what is set on a topic) and DeleteRecords (trim). Records are
-never fetched; the log directory has them.
+Metadata tells who leads what and under which epoch, ListOffsets the bounds of a log, DescribeConfigs
+and DescribeClientQuotas what is set; DeleteRecords trims. Records are never fetched; the log
+directory has them.
 
-Everything but Metadata goes to the broker beside us, for the partitions that it leads.
+Everything but Metadata goes to the broker beside us, for the partitions that it leads. Only the
+log directories (`broker.kafka_log_dirs`) are asked of every broker.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from kio.schema.errors import ErrorCode
 
+from tieringd.broker import kafka_quotas, kafka_topic_configs
+from tieringd.broker.kafka_errors import DENIED_HINTS, refusal
+from tieringd.broker.kafka_log_dirs import log_dir_sizes
 from tieringd.broker.kafka_protocol import (
     DELETE_RECORDS,
-    DESCRIBE_CONFIGS,
-    INCREMENTAL_ALTER_CONFIGS,
     LIST_OFFSETS,
     METADATA,
     KafkaConnections,
@@ -37,11 +39,12 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from kio.schema.delete_records.v2 import DeleteRecordsResponse
-    from kio.schema.describe_configs.v4 import DescribeConfigsResponse
     from kio.schema.list_offsets.v9 import ListOffsetsResponse
     from kio.schema.metadata.v13 import MetadataResponse
 
+    from tieringd.model.client_quota import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.log_dirs import LogDirSizes
     from tieringd.model.partition import TopicIdPartition
 
 __all__ = ["KafkaBroker", "KafkaSettings"]
@@ -53,20 +56,6 @@ _LATEST: Final = -1
 _READ_UNCOMMITTED: Final = 0
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
-_TOPIC_RESOURCE: Final = 2
-_SET_ON_TOPIC: Final = 1
-"""DescribeConfigs' source DYNAMIC_TOPIC_CONFIG; defaults of the broker have other sources."""
-_DELETION_SETTINGS: Final = frozenset({"cleanup.policy", "retention.ms", "retention.bytes"})
-_SET_CONFIG: Final = 0
-_DELETE_CONFIG: Final = 1
-_TOPICS_PER_DESCRIBE: Final = 200
-"""A topic has some 35 settings; decoding 200 topics holds the event loop for tens of milliseconds."""
-_DENIED_HINTS: Final = {
-    ErrorCode.policy_violation: "Kafka never deletes records of a topic whose cleanup.policy is only compact",
-    ErrorCode.invalid_topic_exception: "Kafka never deletes records of its internal topics",
-    ErrorCode.topic_authorization_failed: "Grant this user the ACLs DESCRIBE, DESCRIBE_CONFIGS and DELETE",
-    ErrorCode.cluster_authorization_failed: "Grant this user the ACL DESCRIBE on the cluster",
-}
 
 
 class KafkaBroker:
@@ -97,6 +86,12 @@ class KafkaBroker:
         if not response.cluster_id:
             raise BrokerUnavailable("the broker does not know its cluster's id yet")
         return response.cluster_id
+
+    async def node_id(self) -> int:
+        """Return the id of the broker beside us."""
+        if self._node_id is None:
+            await self._metadata(())
+        return self._require_node_id()
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """
@@ -143,6 +138,12 @@ class KafkaBroker:
         ends = await self._offsets(asked, _LATEST, _READ_UNCOMMITTED)
         return {each: _bounds(each, starts, stables, ends) for each in asked}
 
+    async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
+        """Return what is in the log directories of every live broker; one that cannot tell says why."""
+        brokers = (await self._metadata(())).brokers
+        addresses = {int(each.node_id): (each.host, int(each.port)) for each in brokers}
+        return await log_dir_sizes(self._connections, addresses)
+
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         """
         Return what is set on each topic, and how the broker deletes from it whoever set that.
@@ -150,33 +151,14 @@ class KafkaBroker:
         A topic that the cluster does not know is left out.
         """
         configs: dict[str, Mapping[str, str]] = {}
-        for first in range(0, len(topics), _TOPICS_PER_DESCRIBE):
-            response = await self._described(topics[first : first + _TOPICS_PER_DESCRIBE])
-            for result in response.results:
-                if result.error_code is ErrorCode.unknown_topic_or_partition:
-                    continue
-                if result.error_code is not ErrorCode.none:
-                    # Without its settings a topic would look like one with the defaults.
-                    raise _error(f"the settings of topic {result.resource_name}", result.error_code)
-                configs[result.resource_name] = {
-                    config.name: config.value
-                    for config in result.configs
-                    if config.value is not None
-                    and (config.config_source == _SET_ON_TOPIC or config.name in _DELETION_SETTINGS)
-                }
+        for request in kafka_topic_configs.describe_requests(topics):
+            configs |= kafka_topic_configs.described(await self._ask(request))
         return configs
 
     async def topic_overrides(self, topic: str) -> Mapping[str, str]:
         """Return only what is set on one topic itself."""
-        for result in (await self._described([topic])).results:
-            if result.error_code is not ErrorCode.none:
-                raise _error(f"the settings of topic {topic}", result.error_code)
-            return {
-                config.name: config.value
-                for config in result.configs
-                if config.config_source == _SET_ON_TOPIC and config.value is not None
-            }
-        raise BrokerUnavailable(f"the broker's answer says nothing of topic {topic}")
+        request = kafka_topic_configs.describe_request([topic])
+        return kafka_topic_configs.overrides(topic, await self._ask(request))
 
     async def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
         """
@@ -185,23 +167,21 @@ class KafkaBroker:
         Raises:
             BrokerDenied: We may not: it needs the ACL ALTER_CONFIGS on the topic.
         """
+        request = kafka_topic_configs.alter_request(topic, changes)
+        kafka_topic_configs.check_altered(topic, changes, await self._ask(request))
 
-        def build(module: ModuleType) -> Any:
-            configs = tuple(
-                module.AlterableConfig(
-                    name=name, config_operation=_DELETE_CONFIG if value is None else _SET_CONFIG, value=value
-                )
-                for name, value in changes.items()
-            )
-            resource = module.AlterConfigsResource(
-                resource_type=_TOPIC_RESOURCE, resource_name=topic, configs=configs
-            )
-            return module.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
+    async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
+        """Return every client quota that is set: it needs the ACL DESCRIBE_CONFIGS on the cluster."""
+        return kafka_quotas.described(await self._ask(kafka_quotas.describe_request()))
 
-        response = await self._ask(KafkaRequest(INCREMENTAL_ALTER_CONFIGS, build))
-        for result in response.responses:
-            if result.error_code is not ErrorCode.none:
-                raise _error(f"to set {', '.join(changes)} of topic {topic}", result.error_code)
+    async def alter_client_quotas(self, changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> None:
+        """
+        Set client quotas and leave all others as they are; None takes one away.
+
+        Raises:
+            BrokerDenied: We may not: it needs the ACL ALTER_CONFIGS on the cluster.
+        """
+        kafka_quotas.check_altered(await self._ask(kafka_quotas.alter_request(changes)))
 
     async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
         """
@@ -232,7 +212,7 @@ class KafkaBroker:
                         hint="Its high watermark may be behind; the next attempt uses fresh bounds",
                     )
                 if result.error_code is not ErrorCode.none:
-                    raise _error(f"to trim {partition}", result.error_code)
+                    raise refusal(f"to trim {partition}", result.error_code)
                 return result.low_watermark
         raise BrokerUnavailable(f"the broker's answer says nothing of trimming {partition}")
 
@@ -339,22 +319,9 @@ class KafkaBroker:
                 offsets[each] = (
                     result.offset
                     if result.error_code is ErrorCode.none
-                    else _error(f"the offsets of {each}", result.error_code)
+                    else refusal(f"the offsets of {each}", result.error_code)
                 )
         return offsets
-
-    async def _described(self, topics: Sequence[str]) -> DescribeConfigsResponse:
-        def build(module: ModuleType) -> Any:
-            resources = tuple(
-                module.DescribeConfigsResource(
-                    resource_type=_TOPIC_RESOURCE, resource_name=topic, configuration_keys=None
-                )
-                for topic in topics
-            )
-            return module.DescribeConfigsRequest(resources=resources)
-
-        response: DescribeConfigsResponse = await self._ask(KafkaRequest(DESCRIBE_CONFIGS, build))
-        return response
 
     def _deletion(self, partition: TopicPartition, before_offset: int) -> Callable[[ModuleType], Any]:
         # The broker's answer has to arrive before we give up waiting for it.
@@ -373,7 +340,7 @@ class KafkaBroker:
             return
         self._reported.add(topic)
         log.warning(
-            "topic is not archived: its metadata is not visible", topic=topic, hint=_DENIED_HINTS[error]
+            "topic is not archived: its metadata is not visible", topic=topic, hint=DENIED_HINTS[error]
         )
 
 
@@ -402,11 +369,3 @@ def _topic_id(topic_id: UUID | None) -> str:
     if topic_id is None:
         return NO_TOPIC_ID
     return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
-
-
-def _error(subject: str, code: ErrorCode) -> TieringError:
-    """Return the error of ours for a code in an answer; *subject* is what was asked for."""
-    hint = _DENIED_HINTS.get(code)
-    if hint is not None:
-        return BrokerDenied(f"the broker refuses {subject}: {code.name.upper()}", hint=hint)
-    return BrokerUnavailable(f"the broker cannot give {subject} now: {code.name.upper()}")

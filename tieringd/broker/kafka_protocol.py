@@ -83,6 +83,8 @@ LIST_OFFSETS: Final = Api("ListOffsets", 2, min_version=4, max_version=9)
 DESCRIBE_CONFIGS: Final = Api("DescribeConfigs", 32, min_version=1, max_version=4)
 INCREMENTAL_ALTER_CONFIGS: Final = Api("IncrementalAlterConfigs", 44, min_version=0, max_version=1)
 DELETE_RECORDS: Final = Api("DeleteRecords", 21, min_version=0, max_version=2)
+DESCRIBE_CLIENT_QUOTAS: Final = Api("DescribeClientQuotas", 48, min_version=0, max_version=1)
+ALTER_CLIENT_QUOTAS: Final = Api("AlterClientQuotas", 49, min_version=0, max_version=1)
 
 
 class KafkaRequest:

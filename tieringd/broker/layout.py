@@ -13,15 +13,23 @@ import tempfile
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from tieringd.broker.redpanda_log_dir import RedpandaLogs, UnknownTranslationError, scan_redpanda_dirs
+import structlog
+
+from tieringd.broker.redpanda_log_dir import (
+    RedpandaLogs,
+    UnknownTranslationError,
+    last_raw_offset,
+    scan_redpanda_dirs,
+)
 from tieringd.broker.redpanda_segment_file import (
+    read_broker_timestamp_ms,
     reframe_segment_file,
     scan_redpanda_transactions,
     translation_of,
 )
 from tieringd.broker.rescan import LogDirRescan
 from tieringd.broker.segment_file import OpenSegment, open_segment, read_broker_indexes, scan_transactions
-from tieringd.errors import LocalFileError
+from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.model.segment import BrokerIndexes
 
 if TYPE_CHECKING:
@@ -33,6 +41,9 @@ if TYPE_CHECKING:
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.offset_translation import OffsetTranslation
     from tieringd.model.segment import LocalSegment
+
+
+log = structlog.get_logger()
 
 
 class Layout(Protocol):
@@ -54,6 +65,9 @@ class Layout(Protocol):
 
     def side_files(self, segment: LocalSegment) -> BrokerIndexes:
         """Return the broker's own side files of a segment; None for each that is not there."""
+
+    def broker_timestamp_ms(self, segment: LocalSegment) -> int | None:
+        """Return when the broker appended to a closed segment last, by its own clock, if it says so."""
 
     def needs_archive(self, partition: LocalPartition) -> bool:
         """Say whether the last look at a partition failed for want of a translation."""
@@ -94,6 +108,11 @@ class KafkaLayout:
     def side_files(self, segment: LocalSegment) -> BrokerIndexes:
         """See `Layout.side_files`."""
         return read_broker_indexes(segment)
+
+    def broker_timestamp_ms(self, segment: LocalSegment) -> int | None:
+        """Return None: Kafka knows the times of the records only."""
+        del segment
+        return None
 
     def needs_archive(self, partition: LocalPartition) -> bool:
         """Say no."""
@@ -140,6 +159,7 @@ class RedpandaLayout:
         self._spool_directory = spool_directory
         self._logs = RedpandaLogs()
         self._untranslated: set[str] = set()
+        self._untimed: dict[str, str] = {}
 
     def scan(self, paths: Sequence[str]) -> LogDirScan:
         """See `Layout.scan`."""
@@ -180,6 +200,26 @@ class RedpandaLayout:
         """Return none: Redpanda's indexes speak of other offsets and positions."""
         del segment
         return BrokerIndexes()
+
+    def broker_timestamp_ms(self, segment: LocalSegment) -> int | None:
+        """
+        See `Layout.broker_timestamp_ms`; None too for an index that is missing, stale or damaged.
+
+        The times of the records serve then, so nothing need wait for a sound one. The reason is
+        logged once. Redpanda writes the index after it has closed the segment: ask late.
+        """
+        if segment.is_active:
+            return None
+        try:
+            return read_broker_timestamp_ms(segment, last_raw_offset=last_raw_offset(segment))
+        except (CorruptDataError, LocalFileError) as error:
+            # The last reason of each directory is enough to say none twice: uploads go on in order.
+            directory, _, _ = segment.path.rpartition("/")
+            reason = str(error)
+            if self._untimed.get(directory) != reason:
+                self._untimed[directory] = reason
+                log.warning("no broker timestamp for segment", segment=segment.path, error=reason)
+            return None
 
     def needs_archive(self, partition: LocalPartition) -> bool:
         """See `Layout.needs_archive`."""

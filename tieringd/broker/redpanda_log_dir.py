@@ -34,7 +34,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from tieringd.broker.log_dir import LogDirScan
-from tieringd.broker.redpanda_segment_file import RawSegment, uncounted_offsets
+from tieringd.broker.redpanda_segment_file import RawSegment, translation_of, uncounted_offsets
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.log_names import is_topic_name
 from tieringd.formats.redpanda_names import (
@@ -124,6 +124,27 @@ def read_raw_log(partition: LocalPartition) -> RawLog:
             failure = error
     assert failure is not None
     raise failure
+
+
+def last_raw_offset(segment: LocalSegment) -> int:
+    """
+    Return the last raw offset of the closed *segment*: the one before the next file's base.
+
+    Raises:
+        LocalFileError: The directory cannot be read, or no segment is behind this one any more.
+    """
+    directory, _, _ = segment.path.rpartition("/")
+    base = translation_of(segment).raw_offset
+    with _naming(directory), os.scandir(directory) as entries:
+        names = [parse_raw_file_name(entry.name) for entry in entries]
+    later = [
+        name.raw_base_offset
+        for name in names
+        if name is not None and name.kind is RawFileKind.LOG and name.raw_base_offset > base
+    ]
+    if not later:
+        raise LocalFileError(f"{segment.path} was closed, and no segment is behind it", path=segment.path)
+    return min(later) - 1
 
 
 class RedpandaLogs:

@@ -1,5 +1,5 @@
 """
-Redpanda segment files on disk: re-framed whole for an upload, or walked by their headers.
+Redpanda segment files on disk: re-framed for an upload, walked by their headers, dated by their index.
 
 Every function blocks; services call them in a thread. A `LocalSegment` of such a file has Kafka
 offsets like any other. Its path has the raw base offset, so the pair is the segment's own
@@ -21,6 +21,7 @@ from crc32c import crc32c
 
 from tieringd.broker.segment_file import READ_BUFFER_BYTES, LogWalk
 from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.redpanda_index import parse_base_index
 from tieringd.formats.redpanda_names import RawFileKind, RawFileName, parse_raw_file_name
 from tieringd.formats.redpanda_reframe import SegmentReframer
 from tieringd.formats.redpanda_walk import RedpandaWalk
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _ALLOCATED_TAIL_BYTES = 4096
 """Redpanda allocates megabytes ahead; a tail of zeros this long is taken for such room."""
+_MAX_INDEX_BYTES = 16 << 20
+"""An entry has 16 bytes, and there is one for each 32 KiB of a segment at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +166,43 @@ def scan_redpanda_transactions(segment: LocalSegment, tracker: TransactionTracke
     base = translation_of(segment)
     with _opened(segment.path) as fd, _waiting_for_the_rest(fd, segment):
         walk = _walk(fd, segment, base.raw_offset, is_active=segment.is_active)
-        aborted = walk.follow_transactions(tracker, delta=base.delta, leader_epoch=-1)
+        leader_epoch = _name_of(segment.path).leader_epoch
+        aborted = walk.follow_transactions(tracker, delta=base.delta, leader_epoch=leader_epoch)
     next_offset = walk.next_raw_offset - base.delta - walk.uncounted_offsets
     if segment.next_offset is not None:
         _require_whole(segment.path, next_offset, segment.next_offset, walk.ended_by)
     return LogWalk(walk.position, next_offset, tuple(aborted), walk.ended_by)
+
+
+def read_broker_timestamp_ms(segment: LocalSegment, *, last_raw_offset: int) -> int | None:
+    """
+    Return when Redpanda appended to the closed *segment* last, by its own clock.
+
+    None if its index does not say: an older version wrote it, or it was made again after a crash.
+
+    Raises:
+        CorruptDataError: The index is damaged, or of a version that cannot be read.
+        LocalFileError: There is no index, it cannot be read, or it does not reach from the
+            segment's base to *last_raw_offset*.
+    """
+    path = _side_file(segment.path, RawFileKind.INDEX)
+    with _opened(path) as fd, _reading(path), os.fdopen(fd, "rb", closefd=False) as file:
+        data = file.read(_MAX_INDEX_BYTES + 1)
+    if len(data) > _MAX_INDEX_BYTES:
+        raise LocalFileError(f"{path} is larger than {_MAX_INDEX_BYTES} bytes", path=path)
+    try:
+        index = parse_base_index(data)
+    except CorruptDataError as error:
+        raise error.located(path) from error
+    base = _name_of(segment.path).raw_base_offset
+    if (index.base_offset, index.max_offset) != (base, last_raw_offset):
+        # Redpanda writes it anew some time after the segment was closed.
+        raise LocalFileError(
+            f"{path} is stale: it is of raw offsets {index.base_offset} to {index.max_offset}, and the "
+            f"segment has {base} to {last_raw_offset}",
+            path=path,
+        )
+    return index.broker_timestamp_ms
 
 
 def _reframe(fd: int, segment: LocalSegment, write: Callable[[bytearray], None]) -> Reframing:
@@ -222,9 +257,13 @@ def _require_whole(path: str, end: int, next_base: int, ended_by: EndedBy) -> No
 
 def _has_compaction_index(path: str) -> bool:
     """Say whether the segment at *path* belongs to a compacted topic."""
-    return os.path.exists(  # noqa: PTH110  (paths are text throughout this layer)
-        path.removesuffix(RawFileKind.LOG.value) + RawFileKind.COMPACTION_INDEX.value
-    )
+    # Paths are text throughout this layer.
+    return os.path.exists(_side_file(path, RawFileKind.COMPACTION_INDEX))  # noqa: PTH110
+
+
+def _side_file(path: str, kind: RawFileKind) -> str:
+    """Return the path of another file of the segment at *path*."""
+    return path.removesuffix(RawFileKind.LOG.value) + kind.value
 
 
 def _not_whole(path: str, fault: str) -> LocalFileError:

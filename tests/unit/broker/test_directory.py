@@ -20,7 +20,9 @@ from tieringd.errors import BrokerDenied, BrokerUnavailable, CorruptDataError, L
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.record_batch import ABORT_MARKER, encode_marker
+from tieringd.model.client_quota import quota_entity
 from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
 from tieringd.model.partition import ClusterView, LogBounds, Replica, TopicIdPartition, TopicPartition
 
 _TOPIC_ID = "W1xNUlUlTfigw_K-dvdxsA"
@@ -142,6 +144,16 @@ async def test_topics_without_a_broker_have_no_settings_and_take_none(broker):
         BrokerDenied, match=r"retention\.ms of topic orders cannot be set: there is no broker"
     ):
         await broker.alter_topic("orders", {"retention.ms": "-1"})
+
+
+async def test_directory_without_a_broker_has_no_id_and_no_clients(broker):
+    """Nobody writes here, so there is nobody to hold back, and each question says so."""
+    with pytest.raises(BrokerDenied, match="the broker has no id: there is no broker"):
+        await broker.node_id()
+    with pytest.raises(BrokerDenied, match="client quotas cannot be looked at: there is no broker"):
+        await broker.client_quotas()
+    with pytest.raises(BrokerDenied, match="client quotas of user alice cannot be set: there is no broker"):
+        await broker.alter_client_quotas({quota_entity(user="alice"): {"producer_byte_rate": 1.0}})
 
 
 async def test_replicas_leaves_a_damaged_checkpoint_to_the_look_at_the_log(broker, orders, tmp_path):
@@ -406,3 +418,36 @@ async def test_trim_names_the_file_that_cannot_be_deleted(broker, orders):
         await broker.trim(_IDENTIFIED, read_local_log(orders), before_offset=100)
     assert caught.value.path == str(stuck)
     assert log_file(orders, 0).exists()
+
+
+async def test_log_dir_sizes_are_those_of_the_files(tmp_path):
+    """Each log directory tells its `.log` bytes by partition, and whose it was."""
+    for name, base_offset in (("orders-0", 0), ("orders-1", 7)):
+        directory = tmp_path / "one" / name
+        directory.mkdir(parents=True)
+        (directory / encode_file_name(base_offset, FileKind.LOG)).write_bytes(bytes(100))
+        (directory / encode_file_name(base_offset + 3, FileKind.LOG)).write_bytes(bytes(20))
+        (directory / encode_file_name(base_offset, FileKind.OFFSET_INDEX)).write_bytes(bytes(999))
+    (tmp_path / "two").mkdir()
+    (tmp_path / "one" / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=4\n")
+    broker = DirectoryBroker([str(tmp_path / "one"), str(tmp_path / "two")])
+    one, two = await broker.log_dir_sizes()
+    assert sorted(one.replicas, key=lambda each: each.topic_partition) == [
+        ReplicaSize(TopicPartition("orders", 0), 120),
+        ReplicaSize(TopicPartition("orders", 1), 120),
+    ]
+    assert (one.broker, one.path, one.error) == (4, str(tmp_path / "one"), "")
+    assert two == LogDirSizes(NO_BROKER, str(tmp_path / "two"))
+
+
+async def test_log_dir_sizes_name_what_cannot_be_read(orders, tmp_path):
+    """A directory that is not there, and a partition that cannot be read, are errors beside the rest."""
+    write_segment(orders, 0, batch())
+    (tmp_path / "broken-0").mkdir()
+    (tmp_path / "broken-0" / encode_file_name(0, FileKind.LOG)).mkdir()
+    broker = DirectoryBroker([str(tmp_path), str(tmp_path / "nowhere")])
+    here, nowhere = await broker.log_dir_sizes()
+    assert [each.topic_partition for each in here.replicas] == [_NAME]
+    assert "is not a regular file" in here.error
+    assert str(tmp_path / "nowhere") in nowhere.error
+    assert nowhere.replicas == ()

@@ -25,11 +25,11 @@ from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.record_batch import ABORT_MARKER
 from tieringd.formats.redpanda_batch import UnsupportedBatchTypeError, parse_raw_header
 from tieringd.formats.segment_scan import EndedBy
-from tieringd.formats.transactions import TransactionTracker
+from tieringd.formats.transactions import MarkerSearch, TransactionTracker
 from tieringd.model.local_log import LocalPartition
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicPartition
-from tieringd.model.segment import AbortedTransaction, LocalSegment, SegmentSlice
+from tieringd.model.segment import AbortedTransaction, CrossingTransaction, LocalSegment, SegmentSlice
 
 
 def partition_of(directory: Path) -> LocalPartition:
@@ -203,6 +203,17 @@ def test_transactions_are_followed_over_segments(tmp_path):
     walked = scan_redpanda_transactions(second, tracker)
     end = sum(map(len, log.segments[1].batches))
     assert walked == LogWalk(end, log.next_offset, (AbortedTransaction(9, 1, 3),), EndedBy.ZERO_TAIL)
+
+
+def test_marker_of_a_transaction_has_its_file_s_term_for_its_leader_epoch(tmp_path):
+    """It is by this epoch that the manifest remembers the marker."""
+    log = RedpandaLog().roll(term=1).data([b"a"], producer_id=9, is_transactional=True).roll(term=2)
+    first, second = written(log.data([b"b"]).marker(9, ABORT_MARKER), tmp_path)
+    tracker = TransactionTracker(0)
+    scan_redpanda_transactions(first, tracker)
+    search = MarkerSearch(tracker)
+    scan_redpanda_transactions(second, search)
+    assert search.found == (CrossingTransaction(9, 0, 2, 2),)
 
 
 def test_closed_segment_that_lacks_its_end_is_not_walked_over(tmp_path):

@@ -1,0 +1,179 @@
+"""
+The ballast file: bytes on the log directory's filesystem that can be given up when it is full.
+
+It is on the same filesystem as a log directory, and outside all of them, since Kafka does not
+start when it finds there what it does not know. It holds zeros. A file that holds anything else
+is not ours, whatever the configuration says, and is neither changed nor deleted.
+
+Functions here block; services call them in a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import ConfigError, LocalFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_NO_ALLOCATION: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_ZEROS: Final = bytes(2**20)
+_PROOF_BYTES: Final = 4096
+WRITTEN_AT_ONCE_BYTES: Final = 256 * 2**20
+"""Where space cannot be reserved, so much is written between two looks at who wants to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class BallastFile:
+    """One ballast file, which may not be there."""
+
+    path: str
+    size_bytes: int
+    """How large it is to be."""
+
+    def held_bytes(self) -> int:
+        """
+        Return how large it is now, 0 when there is none.
+
+        Raises:
+            LocalFileError: It cannot be looked at.
+            ConfigError: Something else is there.
+        """
+        try:
+            descriptor = self._open(os.O_RDONLY)
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise self._error("looked at", error) from error
+        try:
+            return self._checked_size(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def grow(
+        self,
+        *,
+        allocate: Callable[[int, int, int], None] = os.posix_fallocate,
+        at_once_bytes: int = WRITTEN_AT_ONCE_BYTES,
+    ) -> int:
+        """
+        Bring it nearer to its size, at once where the filesystem can reserve space; return its size now.
+
+        Raises:
+            LocalFileError: There is no room, or it cannot be written. What was begun is deleted.
+            ConfigError: Something else is there.
+        """
+        try:
+            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            descriptor = self._open(os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise self._error("made", error) from error
+        try:
+            held = self._checked_size(descriptor)
+            self._resize(descriptor, held, allocate, at_once_bytes)
+            os.fsync(descriptor)
+            return os.fstat(descriptor).st_size
+        except OSError as error:
+            Path(self.path).unlink(missing_ok=True)
+            raise self._error("made", error) from error
+        finally:
+            os.close(descriptor)
+
+    def release(self) -> int:
+        """
+        Delete it; return how many bytes that gives back.
+
+        Raises:
+            LocalFileError: It cannot be deleted.
+            ConfigError: Something else is there.
+        """
+        held = self.held_bytes()
+        try:
+            Path(self.path).unlink(missing_ok=True)
+        except OSError as error:
+            raise self._error("deleted", error) from error
+        return held
+
+    def _open(self, flags: int) -> int:
+        # A link could lead anywhere; a pipe would wait for its other end.
+        return os.open(self.path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+    def _checked_size(self, descriptor: int) -> int:
+        found = os.fstat(descriptor)
+        is_ours = stat.S_ISREG(found.st_mode) and not any(os.pread(descriptor, _PROOF_BYTES, 0))
+        if not is_ours:
+            raise ConfigError(
+                f"{self.path} is not a ballast file: it holds something else",
+                hint="Set ballast_file_path to a path where nothing is",
+            )
+        return found.st_size
+
+    def _resize(
+        self, descriptor: int, held: int, allocate: Callable[[int, int, int], None], at_once_bytes: int
+    ) -> None:
+        if held > self.size_bytes:
+            os.ftruncate(descriptor, self.size_bytes)
+            return
+        try:
+            allocate(descriptor, 0, self.size_bytes)
+        except OSError as error:
+            if error.errno not in _NO_ALLOCATION:
+                raise
+        else:
+            return
+        end = min(self.size_bytes, held + at_once_bytes)
+        while held < end:
+            held += os.pwrite(descriptor, _ZEROS[: end - held], held)
+
+    def _error(self, what: str, error: OSError) -> LocalFileError:
+        return LocalFileError(
+            f"the ballast file {self.path} cannot be {what}: {error.strerror}",
+            path=self.path,
+            hint="Make room, or set ballast_file_path or ballast_file_size to something else",
+        )
+
+
+def find_ballast_path(candidates: Sequence[str], log_dirs: Sequence[str]) -> str:
+    """
+    Return the first of *candidates* that is on a log directory's filesystem and outside all of them.
+
+    Raises:
+        ConfigError: None is; the message says why not for each.
+        LocalFileError: A log directory cannot be looked at.
+    """
+    try:
+        devices = {os.stat(path).st_dev for path in log_dirs}  # noqa: PTH116 - paths are text throughout this layer
+    except OSError as error:
+        raise LocalFileError(
+            f"{error.filename} cannot be looked at: {error.strerror}", path=f"{error.filename}"
+        ) from error
+    reasons: list[str] = []
+    for candidate in candidates:
+        reason = _fault(candidate, log_dirs, devices)
+        if reason is None:
+            return candidate
+        reasons.append(f"{candidate} {reason}")
+    raise ConfigError(
+        f"there is no place for the ballast file: {'; '.join(reasons)}",
+        hint="Set ballast_file_path to a path on a log directory's filesystem, outside all of them",
+    )
+
+
+def _fault(candidate: str, log_dirs: Sequence[str], devices: set[int]) -> str | None:
+    """Return what keeps a path from being the ballast's; its directories may have to be made yet."""
+    real = Path(os.path.realpath(candidate))
+    for log_dir in log_dirs:
+        if real.is_relative_to(os.path.realpath(log_dir)):
+            return f"is inside the log directory {log_dir}"
+    try:
+        nearest = next(parent for parent in real.parents if parent.is_dir())
+        device = nearest.stat().st_dev
+    except OSError as error:
+        return f"cannot be looked at: {error.strerror}"
+    return None if device in devices else "is on another filesystem than the log directories"

@@ -1,0 +1,28 @@
+"""Kafka's error codes in answers, as errors of ours: what may pass, and what only an operator can mend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from kio.schema.errors import ErrorCode
+
+from tieringd.errors import BrokerDenied, BrokerUnavailable
+
+if TYPE_CHECKING:
+    from tieringd.errors import TieringError
+
+DENIED_HINTS: Final = {
+    ErrorCode.policy_violation: "Kafka never deletes records of a topic whose cleanup.policy is only compact",
+    ErrorCode.invalid_topic_exception: "Kafka never deletes records of its internal topics",
+    ErrorCode.topic_authorization_failed: "Grant this user the ACLs DESCRIBE, DESCRIBE_CONFIGS and DELETE",
+    ErrorCode.cluster_authorization_failed: "Grant this user the ACL DESCRIBE on the cluster",
+}
+"""What an operator can do about the codes that do not pass by themselves."""
+
+
+def refusal(subject: str, code: ErrorCode) -> TieringError:
+    """Return the error of ours for a code in an answer; *subject* is what was asked for."""
+    hint = DENIED_HINTS.get(code)
+    if hint is not None:
+        return BrokerDenied(f"the broker refuses {subject}: {code.name.upper()}", hint=hint)
+    return BrokerUnavailable(f"the broker cannot give {subject} now: {code.name.upper()}")

@@ -1,0 +1,100 @@
+"""
+Client quotas in Kafka's messages: what asks for them, and what an answer says.
+
+The messages only; who sends them where is `broker.kafka`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from tieringd.broker.kafka_protocol import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS, KafkaRequest
+from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.model.client_quota import QuotaEntity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from tieringd.errors import TieringError
+
+_FINAL: Final = {
+    ErrorCode.cluster_authorization_failed: "Grant this user the ACLs DESCRIBE_CONFIGS and ALTER_CONFIGS on "
+    "the cluster, or set storage_degraded_action to alert",
+    ErrorCode.invalid_request: "This broker does not take such quotas; set storage_degraded_action to alert",
+    ErrorCode.unsupported_version: "This broker has no such quotas; set storage_degraded_action to alert",
+}
+
+
+def describe_request() -> KafkaRequest:
+    """Return the question for every quota that is set."""
+
+    def build(module: ModuleType) -> Any:
+        return module.DescribeClientQuotasRequest(components=(), strict=False)
+
+    return KafkaRequest(DESCRIBE_CLIENT_QUOTAS, build)
+
+
+def described(response: Any) -> dict[QuotaEntity, dict[str, float]]:
+    """
+    Return what an answer says is set.
+
+    Raises:
+        BrokerDenied: We may not ask.
+        BrokerUnavailable: The broker cannot say now.
+    """
+    if response.error_code is not ErrorCode.none:
+        raise _error("to tell the client quotas", response.error_code, response.error_message)
+    return {
+        _entity(entry.entity): {value.key: float(value.value) for value in entry.values}
+        for entry in response.entries or ()
+    }
+
+
+def alter_request(changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> KafkaRequest:
+    """Return the order to set quotas; None takes one away, and those that are not named stay."""
+
+    def build(module: ModuleType) -> Any:
+        entries = tuple(
+            module.EntryData(
+                entity=tuple(
+                    module.EntityData(entity_type=kind, entity_name=name) for kind, name in entity.parts
+                ),
+                ops=tuple(
+                    module.OpData(key=key, value=0.0 if value is None else float(value), remove=value is None)
+                    for key, value in values.items()
+                ),
+            )
+            for entity, values in changes.items()
+        )
+        return module.AlterClientQuotasRequest(entries=entries, validate_only=False)
+
+    return KafkaRequest(ALTER_CLIENT_QUOTAS, build)
+
+
+def check_altered(response: Any) -> None:
+    """
+    See that an order was carried out for every entity.
+
+    Raises:
+        BrokerDenied: It was refused for one of them; others may have been carried out.
+        BrokerUnavailable: It cannot be carried out now for one of them.
+    """
+    for entry in response.entries:
+        if entry.error_code is not ErrorCode.none:
+            raise _error(
+                f"to set the quota of {_entity(entry.entity)}", entry.error_code, entry.error_message
+            )
+
+
+def _entity(parts: Any) -> QuotaEntity:
+    return QuotaEntity(tuple(sorted((part.entity_type, part.entity_name) for part in parts)))
+
+
+def _error(subject: str, code: ErrorCode, message: str | None) -> TieringError:
+    reason = f"{code.name.upper()}{f' ({message})' if message else ''}"
+    if code in _FINAL:
+        return BrokerDenied(f"the broker refuses {subject}: {reason}", hint=_FINAL[code])
+    return BrokerUnavailable(f"the broker refuses {subject} now: {reason}")
