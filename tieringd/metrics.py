@@ -16,7 +16,77 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicPartition
 
 _PARTITION = ("topic", "partition")
+_LOG_DIR = ("log_dir",)
+_DISK = ("directory",)
 _REQUEST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class DiskGauges:
+    """What is known of disks, under Redpanda's names and ours; one series for each filesystem."""
+
+    def __init__(self, kind: str, whose: str, registry: CollectorRegistry) -> None:
+        def pair(name: str, meaning: str) -> tuple[Gauge, Gauge]:
+            redpanda = Gauge(
+                f"redpanda_storage_{kind}_{name}", f"{meaning} (Redpanda's name)", _DISK, registry=registry
+            )
+            return redpanda, Gauge(f"tieringd_{kind}_{name}", meaning, _DISK, registry=registry)
+
+        self.total_bytes = pair("total_bytes", f"Size of {whose} filesystem")
+        self.free_bytes = pair("free_bytes", f"Free space of {whose} filesystem, as the broker sees it")
+        self.alert = pair("free_space_alert", f"State of {whose} filesystem: 0 ok, 1 low, 2 degraded")
+
+    @property
+    def all(self) -> tuple[Gauge, ...]:
+        """Return every gauge."""
+        return (*self.total_bytes, *self.free_bytes, *self.alert)
+
+    def set(self, directory: str, *, total_bytes: int, free_bytes: int, state: int) -> None:
+        """Show what is known of the filesystem whose first directory this is."""
+        values = ((self.total_bytes, total_bytes), (self.free_bytes, free_bytes), (self.alert, state))
+        for gauges, value in values:
+            for gauge in gauges:
+                gauge.labels(directory).set(value)
+
+    def forget(self, directory: str) -> None:
+        """Drop the series of a filesystem that is not seen any more."""
+        for gauge in self.all:
+            gauge.remove_by_labels(dict.fromkeys(_DISK, directory))
+
+
+class ExpiryCounters:
+    """What total retention took out of the archive, by topic."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"tieringd_archive_{name}", text, ("topic",), registry=registry)
+
+        self.segments = counter("expired_segments", "Archived segments let go by total retention")
+        self.size_bytes = counter("expired_bytes", "Bytes of archived segments let go by total retention")
+        self.deleted_segments = counter(
+            "deleted_segments", "Segments whose objects were deleted from the archive"
+        )
+        self.all = (self.segments, self.size_bytes, self.deleted_segments)
+
+
+class SpaceMetrics:
+    """How the space manager sees the filesystems of the log directories, each by its first directory."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"tieringd_space_{name}", text, _LOG_DIR, registry=registry)
+
+        self.log_bytes = gauge("log_bytes", "Bytes that the logs take of a filesystem")
+        self.log_area_bytes = gauge("log_area_bytes", "Bytes of a filesystem that are meant for the logs")
+        self.short_bytes = gauge(
+            "short_bytes", "Bytes over the logs' area that nothing reclaimable was found for"
+        )
+        self.planned_bytes = Counter(
+            "tieringd_space_planned_bytes",
+            "Bytes that the space manager asked for, by phase",
+            ("phase",),
+            registry=registry,
+        )
+        self.all = (self.log_bytes, self.log_area_bytes, self.short_bytes, self.planned_bytes)
 
 
 class Metrics:
@@ -55,6 +125,7 @@ class Metrics:
         self.next_offset = gauge(
             "archive_next_offset", "First offset that the manifest does not cover", _PARTITION
         )
+        self.start_offset = gauge("archive_start_offset", "First offset that the archive holds", _PARTITION)
         self.gap_offsets = gauge(
             "archive_gap_offsets", "Offsets recorded as lost before they could be copied", _PARTITION
         )
@@ -66,6 +137,7 @@ class Metrics:
             "upload_share_ratio",
             "Part of the partitions of all archived topics of this broker that it leads, 0 to 1",
         )
+        self.space = SpaceMetrics(self.registry)
         self.paused_topics = gauge("paused_topics", "Topics of this broker that an operator has paused")
         self.pinned_bytes = gauge(
             "pinned_bytes", "Bytes that only our pins hold: the broker has deleted them, undurable"
@@ -88,6 +160,7 @@ class Metrics:
         self.trims = counter("trimmed_segments", "Local segments let go", ("topic",))
         self.trimmed_bytes = counter("trimmed_bytes", "Bytes of local segments let go", ("topic",))
         self.trim_failures = counter("trim_failures", "Trims that were refused or failed", ("topic", "error"))
+        self.expired = ExpiryCounters(self.registry)
         self.replaced_offsets = counter(
             "archive_replaced_offsets", "Offsets replaced after an unclean leader election", ("topic",)
         )
@@ -118,6 +191,18 @@ class Metrics:
         self.oldest_upload_seconds = gauge(
             "oldest_upload_in_flight_seconds", "Age of the oldest upload in flight, 0 when there is none"
         )
+        self.disk = DiskGauges("disk", "the log directories'", self.registry)
+        self.cache_disk = DiskGauges("cache_disk", "the cache's", self.registry)
+        self.degraded_brokers = gauge(
+            "degraded_brokers", "Brokers of the cluster that are known to have a degraded disk"
+        )
+        self.producers_held_back = gauge(
+            "producers_held_back", "1 while producers' quotas are lowered because of a degraded disk"
+        )
+        self.ballast_bytes = gauge("ballast_bytes", "Size of the ballast file, 0 when there is none")
+        self.ballast_wanted_bytes = gauge(
+            "ballast_wanted_bytes", "Size that the ballast file is to have, 0 when none is wanted"
+        )
         self.reconcile_seconds = gauge("reconcile_last_duration_seconds", "Duration of the last round")
         self.reconciled_at = gauge(
             "reconcile_last_success_timestamp_seconds", "When the last round ended well, in Unix time"
@@ -133,6 +218,7 @@ class Metrics:
             self.held_seconds,
             self.seconds_to_loss,
             self.next_offset,
+            self.start_offset,
             self.gap_offsets,
         ):
             series.remove_by_labels(dict(zip(_PARTITION, labels, strict=True)))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
+from tests.fakes.topics import topic_config
 from tieringd.broker.layout import KafkaLayout
-from tieringd.config import TopicConfig, parse_config
+from tieringd.config import parse_config
 from tieringd.daemon.assembly import Archive
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
-from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import UploadPace
 from tieringd.services.archive_reader import ArchiveReader
@@ -76,8 +76,19 @@ class _LoopTimers:
         return asyncio.get_running_loop().call_at(when, callback, argument)
 
 
-def tiered_config(log_dir: Path, *, target_bytes: int = -1, interval_ms: int = 500) -> Config:
-    """Return a configuration that archives all topics and keeps *target_bytes* of each partition."""
+def tiered_config(
+    log_dir: Path,
+    *,
+    target_bytes: int = -1,
+    interval_ms: int = 500,
+    retention_ms: int | None = None,
+    retention_bytes: int | None = None,
+) -> Config:
+    """
+    Return a configuration that archives all topics and keeps *target_bytes* of each partition locally.
+
+    *retention_ms* and *retention_bytes* are total retention. Objects go a second after their segment.
+    """
     return parse_config(
         f"""\
 broker:
@@ -86,11 +97,17 @@ broker:
 state_directory: /nowhere/state
 cloud_storage_enabled: true
 cloud_storage_enable_remote_write: true
+cloud_storage_enable_remote_read: true
+retention_local_strict: true
 cloud_storage_backend: file
 cloud_storage_file_root: /nowhere/archive
 cloud_storage_reconciliation_interval_ms: {interval_ms}
 retention_local_target_ms_default: -1
 retention_local_target_bytes_default: {target_bytes}
+log_retention_ms: {retention_ms or "null"}
+retention_bytes: {retention_bytes or "null"}
+cloud_storage_housekeeping_interval_ms: {interval_ms}
+archive_delete_delay_ms: 1s
 """,
         source="test",
         environ={},
@@ -224,11 +241,10 @@ def _archiver(
 
 
 def observed(
-    writer: LogWriter, *, target_ms: int | None = None, target_bytes: int | None = None
+    writer: LogWriter, *, target_ms: int | None = None, target_bytes: int | None = None, **changes: Any
 ) -> Observation:
     """Return a look at *writer*'s log as it is now; without a target nothing is trimmed."""
-    target = LocalRetentionTarget(target_ms, target_bytes)
-    topic = TopicConfig(remote_write=True, remote_read=True, local_retention_target=target)
+    topic = topic_config(target_ms=target_ms, target_bytes=target_bytes, **changes)
     return Observation(writer.local_log(), writer.bounds(), topic)
 
 

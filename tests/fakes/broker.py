@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.wire import Wire
 from tieringd.errors import BrokerDenied, BrokerUnavailable, TieringError
+from tieringd.model.log_dirs import LogDirSizes, ReplicaSize
 from tieringd.model.partition import ClusterView, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tests.fakes.log_writer import LogWriter
+    from tieringd.model.client_quota import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
 
@@ -48,6 +50,11 @@ class FakeBroker:
         """Partitions that another broker leads, and its epoch."""
         self.configs: dict[str, dict[str, str]] = {}
         self.bounds_errors: dict[TopicPartition, TieringError] = {}
+        self.node = 0
+        self.quotas: dict[QuotaEntity, dict[str, float]] = {}
+        """The client quotas of the cluster; brokers of one cluster may be given one dictionary."""
+        self.quota_orders = 0
+        """How often quotas were set by way of this broker."""
         self.denied: set[str] = set()
         self.trims: list[tuple[TopicPartition, int]] = []
         """Every trim that was asked for: the partition and the offset."""
@@ -87,6 +94,18 @@ class FakeBroker:
             },
         )
 
+    async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
+        """Return the log directories of the logs held here, as broker 1."""
+
+        def sizes() -> list[LogDirSizes]:
+            by_path: defaultdict[str, list[ReplicaSize]] = defaultdict(list)
+            for writer in self._writers.values():
+                log = writer.local_log()
+                by_path[log.partition.log_dir].append(ReplicaSize(writer.name, log.size_bytes))
+            return [LogDirSizes(1, path, tuple(replicas)) for path, replicas in sorted(by_path.items())]
+
+        return await self._answer("log_dir_sizes", sizes)
+
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         """Return what is set on each topic."""
         return await self._answer(
@@ -107,6 +126,29 @@ class FakeBroker:
             self.configs[topic] = {name: value for name, value in kept.items() if value is not None}
 
         await self._answer("alter_topic", change)
+
+    async def node_id(self) -> int:
+        """Return the id of this broker."""
+        return await self._answer("node_id", lambda: self.node)
+
+    async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
+        """Return every quota that is set."""
+        return await self._answer(
+            "client_quotas", lambda: {entity: dict(values) for entity, values in self.quotas.items()}
+        )
+
+    async def alter_client_quotas(self, changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> None:
+        """Set, and take away, quotas."""
+
+        def change() -> None:
+            self.quota_orders += 1
+            for entity, values in changes.items():
+                kept = {**self.quotas.get(entity, {}), **values}
+                self.quotas[entity] = {name: value for name, value in kept.items() if value is not None}
+                if not self.quotas[entity]:
+                    del self.quotas[entity]
+
+        await self._answer("alter_client_quotas", change, may_be_late=True)
 
     async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
         """Move the log start, and let the segments below it go."""
@@ -141,10 +183,11 @@ class FakeBroker:
         bases = writer.bases_on_disk
         return [base for base, following in pairwise(bases) if following <= writer.log_start_offset]
 
-    async def _answer(self, operation: str, effect: Callable[[], Any]) -> Any:
+    async def _answer(self, operation: str, effect: Callable[[], Any], *, may_be_late: bool = False) -> Any:
         async def happen() -> Any:
             if self._faults[operation]:
                 raise self._faults[operation].popleft()
             return effect()
 
-        return await self._wire.carry(operation, happen, lost=broker_unavailable)
+        detach = (lambda: happen) if may_be_late else None
+        return await self._wire.carry(operation, happen, lost=broker_unavailable, detach=detach)

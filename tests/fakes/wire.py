@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EFFECTS = frozenset({"put", "delete_many", "trim"})
+EFFECTS = frozenset({"put", "delete_many", "trim", "alter_client_quotas"})
 """The operations that change something outside of the daemon."""
 
 
@@ -61,6 +61,10 @@ class UnreliableWire(Wire):
     def restore(self) -> None:
         """End an outage."""
         self.is_down = False
+
+    def become_reliable(self) -> None:
+        """Lose nothing from here on; what is late already still comes."""
+        self._fault_rate = 0.0
 
     async def carry(
         self,

@@ -106,7 +106,7 @@ class ClusterPromises:
             assert manifest.replacements[:count] == earlier.replacements, f"{name}: history changed"
             assert len(manifest.replacements) - count in {0, 1}, f"{name}: several cuts at once"
             for cut in manifest.replacements[count:]:
-                self._check_cut(partition, known, manifest, cut.base_offset)
+                self._check_cut(partition, earlier, manifest, cut.base_offset)
                 known = [one for one in known if one.base_offset < cut.base_offset]
                 gaps = tuple(one for one in gaps if one.base_offset < cut.base_offset)
         segments = list(manifest.segments)
@@ -155,14 +155,23 @@ class ClusterPromises:
             assert not safe, f"{name}: {gap} is recorded, and {one} was pinned or trimmed"
 
     def _check_cut(
-        self, partition: Replication, known: list[RemoteSegment], manifest: PartitionManifest, offset: int
+        self, partition: Replication, earlier: PartitionManifest, manifest: PartitionManifest, offset: int
     ) -> None:
         """What is cut off diverges, and the good records that go with it are still with the leader."""
         if manifest.leader_epoch != partition.leader_epoch:
             return
-        cut = [one for one in known if one.base_offset >= offset]
+        cut = [one for one in earlier.segments if one.base_offset >= offset]
         log = partition.log
-        if cut:
+        markers = {
+            (one.base_offset, parse_header(one.data).leader_epoch)
+            for one in log.batches
+            if one.marker is not None
+        }
+        is_reopened = any(
+            one.marker_offset >= earlier.next_offset and (one.marker_offset, one.leader_epoch) not in markers
+            for one in earlier.crossing
+        )
+        if cut and not is_reopened:
             last = cut[-1]
             stored = self._data(manifest, last)
             assert stored != log.bytes_between(last.base_offset, last.next_offset), f"{last} was good"

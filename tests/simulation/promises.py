@@ -17,16 +17,27 @@ from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.sidecar import decode_sidecar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.fakes.log_writer import LogWriter
     from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.segment import RemoteSegment
     from tieringd.storage.memory import MemoryStore
 
 
 class Promises:
     """What must hold at every moment of *writers*' logs and of their archive in *store*."""
 
-    def __init__(self, store: MemoryStore, writers: list[LogWriter]) -> None:
+    def __init__(
+        self,
+        store: MemoryStore,
+        writers: list[LogWriter],
+        *,
+        may_expire: Callable[[LogWriter, RemoteSegment], bool] = lambda *_: False,
+    ) -> None:
+        """Take what is looked at; *may_expire* says what total retention lets go of."""
         self._store = store
+        self._may_expire = may_expire
         self._writers = writers
         self._seen: dict[str, PartitionManifest] = {}
         self.checks = 0
@@ -56,8 +67,10 @@ class Promises:
                 assert self._is_dropped(writer, gap.base_offset, gap.next_offset), f"{name}: {gap} never was"
             segments = list(manifest.segments)
             if earlier is not None:
-                assert segments[: len(earlier.segments)] == list(earlier.segments), f"{name}: history changed"
-                assert manifest.gaps[: len(earlier.gaps)] == earlier.gaps, f"{name}: history changed"
+                kept = self._check_expired(writer, manifest, earlier)
+                assert segments[: len(kept)] == kept, f"{name}: history changed"
+                gaps = tuple(gap for gap in earlier.gaps if gap.base_offset >= manifest.start_offset)
+                assert manifest.gaps[: len(gaps)] == gaps, f"{name}: history changed"
                 assert manifest.leader_epoch >= earlier.leader_epoch, f"{name}: a deposed leader wrote"
             self._seen[name] = manifest
         for segment in manifest.segments:
@@ -70,12 +83,32 @@ class Promises:
             assert len(sidecar) == segment.index_size_bytes, f"{name}: {segment}"
             assert decode_sidecar(sidecar).crc32c == segment.crc32c, f"{name}: {segment}"
 
+    def _check_expired(
+        self, writer: LogWriter, manifest: PartitionManifest, earlier: PartitionManifest
+    ) -> list[RemoteSegment]:
+        """Return what *manifest* still has to hold of *earlier*: all but what was past its retention."""
+        kept = [one for one in earlier.segments if one.base_offset >= manifest.start_offset]
+        gone = [one for one in earlier.segments if one.base_offset < manifest.start_offset]
+        for segment in gone:
+            assert self._may_expire(writer, segment), f"{writer.name}: {segment} was within its retention"
+            assert segment.last_offset < manifest.start_offset, f"{writer.name}: a part of {segment} is gone"
+        retired = [segment for one in manifest.retired for segment in one.segments]
+        known = [segment for one in earlier.retired for segment in one.segments]
+        for segment in [*known, *gone]:
+            is_there = self._object(data_key(manifest.partition, segment)) is not None
+            assert segment in retired or not is_there, f"{writer.name}: nobody will delete {segment}"
+        return kept
+
     def _check_trimmed(self, writer: LogWriter, manifest: PartitionManifest | None) -> None:
         """Every segment that is gone, and that the broker did not delete itself, is in the archive."""
         on_disk = set(writer.bases_on_disk)
         for base_offset in writer.bases:
             if base_offset in on_disk or base_offset in writer.dropped:
                 continue
+            if manifest is not None and manifest.expired_at_ms is not None:
+                following = min((one for one in writer.bases if one > base_offset), default=base_offset)
+                if following <= manifest.start_offset:
+                    continue
             stored = manifest.segments.covering(base_offset) if manifest else None
             assert stored is not None, f"{writer.name}: segment {base_offset} was trimmed and is nowhere"
             assert stored.base_offset == base_offset, f"{writer.name}: {base_offset} was trimmed"

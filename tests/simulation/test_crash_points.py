@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fakes.archive import archive_in, archiver_of, observed, values_in, written_below
+from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
 from tests.simulation.promises import Promises
+from tieringd.formats.object_keys import manifest_key
+from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.policies.upload import UploadLimits
 from tieringd.storage.memory import MemoryStore
 
@@ -53,9 +55,12 @@ class Life:
 
     def __init__(self, writer: LogWriter, store: MemoryStore, writer_id: str, wire: Wire) -> None:
         self._writer = writer
+        self._clock = Clock()
         archive = archive_in(DistantStore(store, wire), writer_id=writer_id)
         broker = FakeBroker(writer, wire=wire)
-        self._archiver = archiver_of(writer, archive, broker, limits=UploadLimits(segments_per_step=2))
+        self._archiver = archiver_of(
+            writer, archive, broker, now_ms=self._clock, limits=UploadLimits(segments_per_step=2)
+        )
 
     async def work(self) -> None:
         """Step until two steps in a row find nothing to do."""
@@ -65,12 +70,26 @@ class Life:
             idle = 0 if result.uploaded or result.trimmed or result.gaps else idle + 1
 
 
+class RetainingLife(Life):
+    """One that keeps nothing that was uploaded, and works for ten minutes."""
+
+    async def work(self) -> None:
+        """Take a step a minute: retention looks every minute, and objects go two minutes later."""
+        pace = RetentionPace(interval_ms=60_000, delete_delay_ms=120_000)
+        for _ in range(10):
+            seen = observed(
+                self._writer, total=TotalRetention(limit_ms=0, limit_bytes=0), retention_pace=pace
+            )
+            await self._archiver.step(seen)
+            self._clock.now_ms += 60_000
+
+
 async def crash_and_take_over(
-    writer: LogWriter, store: MemoryStore, promises: Promises, *, at: int
+    writer: LogWriter, store: MemoryStore, promises: Promises, *, at: int, life: type[Life] = Life
 ) -> tuple[bool, int]:
     """End a process at its *at*-th point, and let a second finish; say whether it came to that point."""
     wire = CrashingWire(at)
-    first = asyncio.create_task(Life(writer, store, "aaaa", wire).work())
+    first = asyncio.create_task(life(writer, store, "aaaa", wire).work())
     crash = asyncio.create_task(wire.crashed.wait())
     await asyncio.wait({first, crash}, return_when=asyncio.FIRST_COMPLETED)
     has_crashed = not first.done()
@@ -80,7 +99,7 @@ async def crash_and_take_over(
     ended = await asyncio.gather(first, return_exceptions=True)
     assert has_crashed or ended == [None]
     promises.check()
-    await Life(writer, store, "bbbb", Wire()).work()
+    await life(writer, store, "bbbb", Wire()).work()
     promises.check()
     return has_crashed, wire.points
 
@@ -116,6 +135,27 @@ async def expect_whole_archive(writer: LogWriter, store: MemoryStore) -> None:
     for read_committed in (False, True):
         found = await values_in(archive, manifest, read_committed=read_committed)
         assert found == written_below(writer, manifest.next_offset, read_committed=read_committed)
+
+
+def test_crash_at_every_point_of_retention_leaves_nothing_behind(tmp_path):
+    """Whichever effect is the last, the next process empties archive, bucket and disk all the same."""
+    for at in count(1):
+        writer, store = in_new_world(tmp_path, at, three_segments)
+        promises = Promises(store, [writer], may_expire=lambda *_: True)
+        has_crashed, points = run_virtual(
+            crash_and_take_over(writer, store, promises, at=at, life=RetainingLife), seed=at
+        )
+        manifest = promises.manifest_of(writer)
+        assert (manifest.start_offset, manifest.next_offset) == (writer.bases[-1],) * 2
+        assert manifest.retired == ()
+        assert writer.bases_on_disk == writer.bases[-1:]
+        referenced = {manifest_key(writer.identified)}
+        orphans = len(store._objects.keys() - referenced)
+        assert orphans == 0 if not has_crashed else orphans <= 2 * 2, "only what was never in a manifest"
+        if not has_crashed:
+            break
+    # Two points around each: the uploads as above, then two looks' worth of commits, deletions and trims.
+    assert points >= 2 * (3 + 3 + 3 + 4)
 
 
 def test_crash_at_every_point_around_a_gap_records_it_once(tmp_path):

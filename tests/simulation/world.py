@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieringd.broker.base import Broker
+    from tieringd.model.segment import RemoteSegment
 
 EVENTS = 80
 PRODUCERS = (1, 2, 3)
@@ -77,10 +78,18 @@ class World:
         self.writers = [
             LogWriter(log_dir, "orders", number, first_offset=number * 100) for number in range(3)
         ]
-        self.promises = Promises(self.store, self.writers)
-        self.config = tiered_config(log_dir, target_bytes=self.random.choice([1, 300, 2000]))
+        self.promises = Promises(self.store, self.writers, may_expire=self._may_expire)
         self._log_dir = log_dir
         self._has_broker = seed % 4 != 0
+        # An election takes records away again, and then nobody can say how many bytes there once were.
+        self._retention_bytes = self.random.choice([None, 500]) if not self._has_broker else None
+        self._retention_ms = self.random.choice([None, None, 5000, 20_000])
+        self.config = tiered_config(
+            log_dir,
+            target_bytes=self.random.choice([1, 300, 2000]),
+            retention_ms=self._retention_ms,
+            retention_bytes=self._retention_bytes,
+        )
         for writer in self.writers if self._has_broker else ():
             writer.high_watermark = writer.next_offset
         self._keeps_trimmed_files = seed % 2 == 0
@@ -96,6 +105,17 @@ class World:
     def now_ms(self) -> int:
         """Return the wall-clock time of this world."""
         return DEFAULT_TIME_MS + round(asyncio.get_running_loop().time() * 1000)
+
+    def _may_expire(self, writer: LogWriter, segment: RemoteSegment) -> bool:
+        """Say whether a segment is past total retention, from all that was ever written."""
+        bases = [base for base in writer.bases if base >= segment.base_offset]
+        is_too_much = self._retention_bytes is not None and (
+            sum(len(writer.data_of(base)) for base in bases) > self._retention_bytes
+        )
+        is_too_old = self._retention_ms is not None and (
+            segment.max_timestamp_ms <= self.now_ms() - self._retention_ms
+        )
+        return is_too_much or is_too_old
 
     def broker_over(self, wire: Wire) -> Broker:
         """Return a daemon's own way to the broker, or to the directory where there is none."""

@@ -20,7 +20,15 @@ PROCESS_NAMES = {
     "process_open_fds",
     "process_max_fds",
 }
-REDPANDA_NAMES = {"vectorized_ntp_archiver_pending"}
+REDPANDA_NAMES = {
+    "vectorized_ntp_archiver_pending",
+    "redpanda_storage_disk_total_bytes",
+    "redpanda_storage_disk_free_bytes",
+    "redpanda_storage_disk_free_space_alert",
+    "redpanda_storage_cache_disk_total_bytes",
+    "redpanda_storage_cache_disk_free_bytes",
+    "redpanda_storage_cache_disk_free_space_alert",
+}
 
 
 def labels_of(metric) -> set[str]:
@@ -28,8 +36,9 @@ def labels_of(metric) -> set[str]:
 
 
 def all_of(metrics: Metrics) -> list:
-    """Return every metric object that `Metrics` has as a field."""
-    return [value for value in vars(metrics).values() if hasattr(value, "_labelnames")]
+    """Return every metric object that `Metrics` has as a field, or in a group of them."""
+    groups = [getattr(value, "all", (value,)) for value in vars(metrics).values()]
+    return [metric for group in groups for metric in group if hasattr(metric, "_labelnames")]
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -125,6 +134,10 @@ def test_series_of_a_partition_are_forgotten_by_name():
         ("upload_shares", "tieringd_upload_shares", set()),
         ("upload_controller_error", "tieringd_upload_controller_error", set()),
         ("upload_backlog_bytes", "tieringd_upload_backlog_bytes", set()),
+        ("degraded_brokers", "tieringd_degraded_brokers", set()),
+        ("producers_held_back", "tieringd_producers_held_back", set()),
+        ("ballast_bytes", "tieringd_ballast_bytes", set()),
+        ("ballast_wanted_bytes", "tieringd_ballast_wanted_bytes", set()),
     ],
 )
 def test_metric_that_alerts_and_dashboards_name_keeps_its_name(field, name, labels):
@@ -132,6 +145,25 @@ def test_metric_that_alerts_and_dashboards_name_keeps_its_name(field, name, labe
     metric = getattr(Metrics(), field)
     assert metric._name == name
     assert labels_of(metric) == labels
+
+
+@pytest.mark.parametrize("kind", ["disk", "cache_disk"])
+def test_disk_has_the_same_values_under_both_names_until_it_is_forgotten(kind):
+    """Dashboards of Redpanda go on working; a disk that is gone has no series, and its neighbour's stay."""
+    metrics = Metrics()
+    gauges = getattr(metrics, kind)
+    gauges.set("/a", total_bytes=100, free_bytes=7, state=1)
+    gauges.set("/b", total_bytes=50, free_bytes=50, state=0)
+    for prefix in (f"redpanda_storage_{kind}", f"tieringd_{kind}"):
+        for name, values in (
+            ("total_bytes", (100, 50)),
+            ("free_bytes", (7, 50)),
+            ("free_space_alert", (1, 0)),
+        ):
+            found = samples(metrics)
+            assert tuple(found[f"{prefix}_{name}", (("directory", one),)] for one in ("/a", "/b")) == values
+    gauges.forget("/a")
+    assert {dict(labels).get("directory") for _, labels in samples(metrics)} == {"/b", None}
 
 
 def test_metrics_without_labels_begin_at_zero():
@@ -160,10 +192,10 @@ def test_forgetting_a_partition_keeps_the_counters_of_its_topic():
 def test_forgetting_an_unknown_partition_is_nothing():
     """A partition that never had a series can be forgotten, once and again."""
     metrics = Metrics()
-    before = samples(metrics)
+    before = samples(metrics).keys()
     metrics.forget_partition(GONE)
     metrics.forget_partition(GONE)
-    assert samples(metrics) == before
+    assert samples(metrics).keys() == before
 
 
 def test_store_request_is_counted_timed_and_weighed():

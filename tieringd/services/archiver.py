@@ -7,24 +7,23 @@ a crash after any of them loses nothing, and leaves at most objects that nobody 
 
 from __future__ import annotations
 
-import asyncio
 import math
 from dataclasses import dataclass, field, replace
-from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.broker.open_transactions import open_transactions_at
 from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
 from tieringd.model.manifest import Gap, PartitionManifest
 from tieringd.policies.epoch_history import clipped
-from tieringd.policies.lineage import plan_replacement
-from tieringd.policies.local_retention import trim_due_ms
 from tieringd.policies.loss import rescue_due_ms, seconds_to_loss
 from tieringd.policies.upload import UploadLimits, UploadPlan, plan_uploads, upload_due_ms
+from tieringd.services.archive_retention import ArchiveRetention
 from tieringd.services.claim import Claim
+from tieringd.services.hint_publisher import HintPublisher
+from tieringd.services.lineage_keeper import LineageKeeper
 from tieringd.services.partition_gauges import PartitionGauges
 from tieringd.services.quarantine import Quarantine
 from tieringd.services.trimmer import Trimmer
@@ -55,6 +54,8 @@ class StepResult:
 
     uploaded: int = 0
     trimmed: int = 0
+    expired: int = 0
+    """Stored segments that were let go by total retention, and those whose objects were deleted."""
     gaps: int = 0
     pending_segments: int = 0
     """Eligible segments that are still to be uploaded."""
@@ -72,7 +73,7 @@ class StepResult:
 
         A trim ends an observation: its files are not all there any more.
         """
-        return (self.uploaded > 0 or self.gaps > 0) and not self.trimmed
+        return (self.uploaded > 0 or self.expired > 0 or self.gaps > 0) and not self.trimmed
 
 
 class Archiver:
@@ -110,6 +111,7 @@ class Archiver:
             leader_epoch=leadership.leader_epoch,
         )
         self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
+        self._lineage = LineageKeeper(leadership, self._claim, layout=layout, now_ms=now_ms)
         self._uploader = Uploader(leadership, remote_log)
         self._quarantine = Quarantine(leadership.partition, metrics=metrics)
         self._gauges = PartitionGauges(leadership.partition, metrics=metrics)
@@ -118,6 +120,10 @@ class Archiver:
         self._rests_on: Observation | None = None
         """What the last step saw, when that left nothing to do."""
         self._rests_until_ms = 0.0
+        self._hint = HintPublisher(leadership.partition, claim=self._claim, now_ms=now_ms)
+        self._retention = ArchiveRetention(
+            leadership.partition, claim=self._claim, remote_log=remote_log, metrics=metrics, now_ms=now_ms
+        )
         self.backlog_bytes = 0
         """Bytes of the closed, stable segments that were not durable at the last look."""
         self._trimmer = Trimmer(
@@ -153,6 +159,11 @@ class Archiver:
         self._limits = limits
         self._rests_on = None
 
+    def request_space(self, next_offset: int) -> None:
+        """Let go of what is durable before *next_offset* with the next step: the disk needs room."""
+        self._trimmer.cloud_gc_offset = next_offset
+        self._rests_on = None
+
     def is_at_rest(self, seen: Observation) -> bool:
         """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
         return seen is self._rests_on and self._now_ms() < self._rests_until_ms
@@ -176,7 +187,7 @@ class Archiver:
         ).pending_bytes
         stored = await self._claim.current(lambda: self._begin(seen))
         self._report_coverage(stored.existing, seen)
-        stored, waits_because = await self._on_lineage(stored, seen)
+        stored, waits_because = await self._lineage.keep(stored, seen)
         if waits_because:
             left = self._publish(stored.existing, seen)
             return StepResult(pending_segments=left.pending_segments, waits_because=waits_because)
@@ -189,18 +200,23 @@ class Archiver:
         if plan_holds:
             stored, uploaded, skipped, failure = await self._upload(stored, slices, seen)
             gaps += skipped
-        trimmed = 0
+        trimmed = expired = 0
         if not self._quarantine.fault and (failure is None or isinstance(failure, _STORE_ERRORS)):
             # What is durable may go, the more so when the store is full or away.
-            trimmed = await self._trimmer.trim(stored.existing, seen)
+            stored, trimmed_by = await self._hint.step(stored, seen)
+            trimmed = await self._trimmer.trim(trimmed_by, seen)
+        if failure is None:
+            stored, expired = await self._retention.step(stored, seen)
+            trimmed += await self._trimmer.trim_expired(stored.existing, seen)
         left = self._publish(stored.existing, seen)
         if isinstance(failure, TieringError):
             raise failure
-        if not (plan.slices or trimmed or self.quarantine_fault or left.held_by_transaction):
+        if not (plan.slices or trimmed or expired or self.quarantine_fault or left.held_by_transaction):
             self._rests_on, self._rests_until_ms = seen, self._due_ms(stored.existing, seen)
         return StepResult(
             uploaded=uploaded,
             trimmed=trimmed,
+            expired=expired,
             gaps=gaps,
             pending_segments=left.pending_segments,
             waits_because=left.waits_because,
@@ -210,15 +226,10 @@ class Archiver:
 
     def _due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return from when on there is something to do, if nothing but the time changes."""
-        trim_ms = trim_due_ms(
-            seen.log,
-            manifest,
-            seen.topic.local_retention_target,
-            log_start_offset=seen.bounds.log_start_offset,
-        )
+        due_ms = min(self._hint.due_ms(manifest, seen), self._retention.due_ms(manifest, seen))
         if seen.bounds.last_stable_offset <= manifest.next_offset:
-            return trim_ms
-        return min(trim_ms, self._open_upload_due_ms(manifest, seen))
+            return due_ms
+        return min(due_ms, self._open_upload_due_ms(manifest, seen))
 
     def _open_upload_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return from when on what is stable is uploaded although its segment is not closed."""
@@ -228,47 +239,6 @@ class Archiver:
             upload_due_ms(manifest, interval_ms=self._limits.max_interval_ms),
             rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms),
         )
-
-    async def _on_lineage(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, str]:
-        """
-        See that the archive's tail is what this leader's log holds; replace it where it is not.
-
-        Returns the manifest, and why nothing may be appended to it yet; empty when it may.
-        """
-        judge = partial(
-            plan_replacement,
-            stored.existing,
-            seen.log,
-            seen.bounds,
-            leader_epoch=self._leadership.leader_epoch,
-        )
-        plan = judge()
-        if plan.replacement is not None:
-            still_open = await asyncio.to_thread(
-                open_transactions_at, self._layout, seen.log, plan.replacement.divergence_offset
-            )
-            plan = judge(undecided_from=min(still_open.values(), default=None))
-        replacement = plan.replacement
-        if replacement is None:
-            return stored, "" if plan.lineage.may_append else plan.reason
-        if replacement.only_archived is not None:
-            # A cut would lose what was promised to be durable: an operator decides.
-            kept = replacement.only_archived
-            return stored, (
-                f"{plan.reason}; offsets {kept.base_offset} to {kept.last_offset} are good and only in the "
-                f"archive, in the segment that has to be replaced"
-            )
-        self._log.warning(
-            "archive's tail is off the leader's lineage; replacing it",
-            base_offset=replacement.base_offset,
-            divergence_offset=replacement.divergence_offset,
-            segments=replacement.segment_count,
-            reason=plan.reason,
-        )
-        manifest = stored.existing.cut_back(
-            plan.resume_offset, leader_epoch=self._leadership.leader_epoch, now_ms=self._now_ms()
-        )
-        return await self._claim.commit(stored, manifest), ""
 
     def _begin(self, seen: Observation) -> PartitionManifest:
         first_offset = seen.uploadable.first_offset
@@ -351,7 +321,9 @@ class Archiver:
             urgency=self._urgency(stored.existing, seen),
         )
         if outcome.admitted:
-            stored = await self._claim.commit(stored, self._appended(stored.existing, outcome.admitted, seen))
+            appended = self._appended(stored.existing, outcome.admitted, seen)
+            appended_bytes = sum(copy.remote.size_bytes for copy in outcome.admitted)
+            stored = await self._hint.commit_with_hint(stored, appended, seen, appended_bytes=appended_bytes)
             for copy in outcome.admitted:
                 if copy.part.is_whole:
                     self._trimmer.note_proved(copy.remote.base_offset, copy.part.segment.identity)
@@ -391,7 +363,8 @@ class Archiver:
             seen.log.epochs, base_offset=first.base_offset, next_offset=last.next_offset
         ) or [epoch for copy in admitted for epoch in copy.index.epochs]
         try:
-            appended = manifest.appended([copy.remote for copy in admitted], epochs)
+            crossing = chain.from_iterable(copy.crossing for copy in admitted)
+            appended = manifest.appended([copy.remote for copy in admitted], epochs, crossing)
         except ValueError as error:
             raise CorruptDataError(
                 f"the local leader epochs do not follow the archived ones: {error}",

@@ -86,9 +86,10 @@ class Bookkeeper:
 
         await self._try("topic manifests cannot be read", refresh())
         if self._registry.is_known:
-            await self._try("topics first seen cannot be recorded", self._record_first_seen(world))
             wanted = [one.partition for one in world.wanted]
+            # First of all: whatever is archived can be found by it, from the bucket alone.
             await self._try("topic manifests cannot be kept", self._registry.ensure(wanted))
+            await self._try("topics first seen cannot be recorded", self._record_first_seen(world))
             await self._try("retention cannot be managed", self._retention.step(world.managed))
         return is_changed
 

@@ -64,6 +64,8 @@ class World:
     """Those that this broker leads, of which something is not known yet that archiving needs."""
     unnamed: tuple[LocalPartition, ...] = ()
     """Those on disk that the cluster does not tell of, as when they are new, or on their way out."""
+    untiered: tuple[LocalPartition, ...] = ()
+    """Those of topics that are not archived."""
     first_seen: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
     """Topics whose partition 0 this broker leads, and of which the bucket has no `defaults` yet."""
     defaults: TieringDefaults | None = None
@@ -220,6 +222,7 @@ class Observer:
             problems,
             tuple(held_back),
             tuple(one for one in scan.partitions if one.topic_partition not in view.replicas),
+            tuple(one for one in ours if not topics[one.topic_partition.topic].remote_write),
             self._first_seen(cluster, ours, view),
             self._config.tiering_defaults,
             managed,
@@ -263,8 +266,7 @@ class Observer:
         from_broker = await self._broker.topic_configs(names)
         configs: dict[str, TopicConfig] = {}
         for name in names:
-            known_topic = self._registry.manifest(TopicKey(cluster, name, keys[name]))
-            recorded = known_topic.defaults if known_topic else None
+            recorded = self._registry.manifest(TopicKey(cluster, name, keys[name]))
             configs[name] = self._config.topic(name, from_broker.get(name, {}), recorded)
         # One that is as it was stays the same object: it is compared for each of its partitions.
         before, self._topics = self._topics, {}

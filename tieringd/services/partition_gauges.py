@@ -44,6 +44,7 @@ class PartitionGauges:
         metrics.seconds_to_loss.labels(*labels).set(seconds_to_loss)
         metrics.held_seconds.labels(*labels).set(self._held_seconds(plan, seen, now_ms))
         metrics.next_offset.labels(*labels).set(manifest.next_offset)
+        metrics.start_offset.labels(*labels).set(manifest.start_offset)
         metrics.gap_offsets.labels(*labels).set(
             sum(gap.next_offset - gap.base_offset for gap in manifest.gaps)
         )

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tieringd.config import Config
     from tieringd.formats.object_keys import TopicKey
     from tieringd.metrics import Metrics
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.policies.upload import UploadLimits
     from tieringd.services.archiver import Archiver
@@ -186,6 +187,28 @@ class Reconciler:
     def backlog_bytes(self) -> int:
         """Return the bytes that could be uploaded now and are not."""
         return sum(running.archiver.backlog_bytes for running in self._running.values())
+
+    @property
+    def world(self) -> World | None:
+        """Return what the last round saw; None before the first."""
+        return self._world
+
+    def archiver(self, leadership: Leadership) -> Archiver | None:
+        """Return the archiver of a partition; None where none runs."""
+        running = self._running.get(leadership)
+        return running.archiver if running else None
+
+    def last_manifest(self, leadership: Leadership) -> PartitionManifest | None:
+        """Return a partition's manifest as its archiver knew it last; None where none is known."""
+        archiver = self.archiver(leadership)
+        return archiver.last_manifest if archiver else None
+
+    def request_space(self, leadership: Leadership, next_offset: int) -> None:
+        """Let an archiver let go of what is durable before *next_offset*: the disk needs room."""
+        running = self._running.get(leadership)
+        if running is not None:
+            running.archiver.request_space(next_offset)
+            running.arrived.set()
 
     def stop(self) -> None:
         """Let every archiver end its step, then let `run` return."""

@@ -20,7 +20,7 @@ from tieringd.services.segment_copier import CopiedSegment, CopyRequest, Segment
 from tieringd.services.upload_line import NO_URGENCY, Urgency
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from tieringd.broker.layout import Layout
     from tieringd.model.local_log import LocalLog
@@ -35,7 +35,7 @@ __all__ = ["CopiedSegment", "RemoteLog"]
 
 class RemoteLog:
     """
-    Store, list, read and (in a later release) delete a cluster's segments in a bucket.
+    Store, list, read and delete a cluster's segments in a bucket.
 
     One per daemon, shared by its archivers. Operations of one partition may run side by side,
     except that `copy_segment` and a commit of the same partition belong to one archiver.
@@ -212,12 +212,18 @@ class RemoteLog:
             parts.append(bytes(batch.data))
         return b"".join(parts)
 
-    async def delete_segment(self, partition: TopicIdPartition, segment: RemoteSegment) -> None:
-        """Delete a stored segment."""
-        raise NotYetSupportedError(
-            f"segment {segment.base_offset} of {partition} cannot be deleted yet: archive retention "
-            f"comes with a later release"
-        )
+    async def delete_segments(self, partition: TopicIdPartition, segments: Iterable[RemoteSegment]) -> None:
+        """
+        Delete the objects of *segments*; what is gone already counts as deleted.
+
+        The caller has taken them out of the manifest, and readers had time to notice.
+
+        Raises:
+            StorageUnavailable: Some may be left. Calling again deletes them.
+        """
+        keys = [name(partition, segment) for segment in segments for name in (index_key, data_key)]
+        if keys:
+            await self._store.delete_many(keys)
 
     async def delete_partition(self, partition: TopicIdPartition) -> None:
         """Delete all that is stored of a partition."""

@@ -16,6 +16,7 @@ import structlog
 
 from tieringd.errors import BrokerDenied
 from tieringd.formats.topic_manifest import OriginalRetention, TopicManifest
+from tieringd.policies.retention_initialisation import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,11 +58,16 @@ class RetentionManager:
             known = self._registry.manifest(key)
             is_released = known is not None and known.retention_released
             if has_limit and not is_released and key not in self._denied:
-                await self._take_over(key)
+                await self._take_over(key, config)
 
-    async def _take_over(self, key: TopicKey) -> None:
+    async def _take_over(self, key: TopicKey, config: TopicConfig) -> None:
         found = await self._broker.topic_overrides(key.topic)
-        original = OriginalRetention(*(found.get(name) for name in RETENTION_SETTINGS))
+        original = OriginalRetention(
+            found.get("retention.ms"),
+            found.get("retention.bytes"),
+            effective_ms=_or_unlimited(config.broker_retention_ms),
+            effective_bytes=_or_unlimited(config.broker_retention_bytes),
+        )
 
         def record(manifest: TopicManifest) -> TopicManifest:
             return replace(manifest, original_retention=_merged(manifest.original_retention, original))
@@ -97,7 +103,15 @@ def _merged(known: OriginalRetention | None, found: OriginalRetention) -> Origin
     """Return what to put back: what is set now, and where that is ours, what was recorded before."""
     if known is None:
         return found
+    ours = ("-1", None)
+    is_ms_ours, is_bytes_ours = found.retention_ms in ours, found.retention_bytes in ours
     return OriginalRetention(
-        known.retention_ms if found.retention_ms in ("-1", None) else found.retention_ms,
-        known.retention_bytes if found.retention_bytes in ("-1", None) else found.retention_bytes,
+        known.retention_ms if is_ms_ours else found.retention_ms,
+        known.retention_bytes if is_bytes_ours else found.retention_bytes,
+        known.effective_ms if is_ms_ours else found.effective_ms,
+        known.effective_bytes if is_bytes_ours else found.effective_bytes,
     )
+
+
+def _or_unlimited(limit: int | None) -> int:
+    return UNLIMITED if limit is None else limit

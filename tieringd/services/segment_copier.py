@@ -25,7 +25,14 @@ from tieringd.broker.segment_file import (
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.model.segment import AbortedTransaction, BrokerIndexes, RemoteSegment, SegmentIndex
+from tieringd.formats.transactions import MarkerSearch
+from tieringd.model.segment import (
+    NO_TIMESTAMP,
+    AbortedTransaction,
+    BrokerIndexes,
+    RemoteSegment,
+    SegmentIndex,
+)
 from tieringd.storage.base import FileSlice
 
 if TYPE_CHECKING:
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
     from tieringd.formats.segment_scan import SegmentScan
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import LocalSegment, SegmentSlice
+    from tieringd.model.segment import CrossingTransaction, LocalSegment, SegmentSlice
     from tieringd.services.upload_gate import UploadGate
     from tieringd.services.upload_line import Urgency
     from tieringd.storage.base import ObjectStore
@@ -60,6 +67,8 @@ class CopiedSegment:
     index: SegmentIndex
     part: SegmentSlice
     """What was to be copied; the file's identity is in it."""
+    crossing: tuple[CrossingTransaction, ...]
+    """Transactions with records in it whose markers were found after its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,7 @@ class _Examined:
     scan: SegmentScan
     broker_indexes: BrokerIndexes
     aborted: tuple[AbortedTransaction, ...]
+    crossing: tuple[CrossingTransaction, ...]
 
 
 class SegmentCopier:
@@ -168,7 +178,11 @@ class SegmentCopier:
         await self._store.put(data_key(leadership.partition, remote), body, crc32c=found.scan.crc32c)
         request.before_put()
         await self._store.put(index_key(leadership.partition, remote), sidecar, crc32c=crc32c(sidecar))
-        return CopiedSegment(remote, index, part)
+        if part.is_whole:
+            # Asked last: a broker that notes this in an index flushes that after it has closed the segment.
+            noted_ms = await asyncio.to_thread(self._layout.broker_timestamp_ms, part.segment)
+            remote = replace(remote, broker_timestamp_ms=NO_TIMESTAMP if noted_ms is None else noted_ms)
+        return CopiedSegment(remote, index, part, found.crossing)
 
 
 async def _opened(layout: Layout, segment: LocalSegment) -> OpenSegment:
@@ -217,15 +231,17 @@ def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examin
         indexes, faults = check_broker_indexes(scan, segment, layout.side_files(segment))
         for fault in faults:
             log.warning("broker index left out of the archive", path=segment.path, fault=fault)
-    aborted = _aborted_in(layout, scan, position, replace(request, part=part))
-    return _Examined(position, scan, indexes, aborted)
+    aborted, crossing = _ended_in(layout, scan, position, replace(request, part=part))
+    return _Examined(position, scan, indexes, aborted, crossing)
 
 
-def _aborted_in(
+def _ended_in(
     layout: Layout, scan: SegmentScan, position: int, request: CopyRequest
-) -> tuple[AbortedTransaction, ...]:
+) -> tuple[tuple[AbortedTransaction, ...], tuple[CrossingTransaction, ...]]:
     """
     Return every aborted transaction with data in the part, wherever its marker is.
+
+    And all, aborted or not, whose markers were found after the part: that log's, and no other's.
 
     Only what is below the last stable offset is copied, so each transaction that is open at the
     part's end has its marker further on: in the rest of the segment, or after it. One whose marker
@@ -233,11 +249,10 @@ def _aborted_in(
     """
     part, local_log = request.part, request.local_log
     aborted = list(scan.aborted)
-    undecided = set(scan.tracker.open_transactions)
-    if not undecided:
-        return tuple(aborted)
-    tracker = scan.tracker.copy()
-    first_offsets = dict(tracker.open_transactions)
+    first_offsets = dict(scan.tracker.open_transactions)
+    if not first_offsets:
+        return tuple(aborted), ()
+    search = MarkerSearch(scan.tracker)
     holes = local_log.bases_after_holes
     for later, begin, next_offset in _after(scan, position, local_log, part):
         if later.base_offset in holes and later is not part.segment:
@@ -247,20 +262,17 @@ def _aborted_in(
             log.warning(
                 "transactions whose markers are lost count as aborted",
                 path=part.segment.path,
-                producer_ids=sorted(undecided),
+                producer_ids=sorted(search.awaited),
                 last_lost_offset=last_lost,
             )
-            lost = (AbortedTransaction(one, first_offsets[one], last_lost) for one in sorted(undecided))
-            return (*aborted, *lost)
-        found = layout.scan_transactions(later, tracker, position=begin, next_offset=next_offset).aborted
+            lost = (
+                AbortedTransaction(one, first, last_lost) for one, first in sorted(search.awaited.items())
+            )
+            return (*aborted, *lost), search.found
+        found = layout.scan_transactions(later, search, position=begin, next_offset=next_offset).aborted
         aborted.extend(one for one in found if first_offsets.get(one.producer_id) == one.first_offset)
-        undecided = {
-            producer
-            for producer in undecided
-            if tracker.open_transactions.get(producer) == first_offsets[producer]
-        }
-        if not undecided:
-            return tuple(aborted)
+        if not search.awaited:
+            return tuple(aborted), search.found
     raise LocalFileError(
         f"{part.segment.path}: a transaction that is open at offset {part.next_offset} has no marker in the "
         f"local log yet",

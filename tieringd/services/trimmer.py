@@ -1,6 +1,8 @@
 """
 Trimming one partition's local log: only what is durable, past its target, and the same bytes.
 
+What total retention let go of in the archive goes as well: nobody wants it any more, on either tier.
+
 The policy names what may go by bounds, size and age. Here each named file's CRC32C is compared
 with its stored copy's before the broker is asked. A file that this process uploaded, and that
 has not changed since, was read for its checksum then and is not read again.
@@ -22,7 +24,8 @@ from tieringd.errors import (
     StorageUnavailable,
     TieringError,
 )
-from tieringd.policies.local_retention import TrimCandidate, plan_trim
+from tieringd.policies.total_retention import plan_local_expiry
+from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import LocalSegment
+    from tieringd.policies.local_retention import TrimCandidate
     from tieringd.services.observation import Observation
     from tieringd.services.remote_log import RemoteLog
 
@@ -76,6 +81,8 @@ class Trimmer:
         self._proved: dict[int, tuple[int, int, int]] = {}
         self._denied_until_ms = 0
         self._trimmed_at = -math.inf
+        self.cloud_gc_offset: int | None = None
+        """How far the space manager asked for; looked at once."""
 
     def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
         """Remember that the file with *identity* has the checksum of its stored copy."""
@@ -85,31 +92,59 @@ class Trimmer:
         """Trim what *manifest*, which is in the bucket, allows; return the segments let go."""
         if self._now_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
-        plan = plan_trim(
-            seen.log,
-            manifest,
-            seen.topic.local_retention_target,
-            log_start_offset=seen.bounds.log_start_offset,
-            now_ms=self._now_ms(),
+        wishes = TrimWishes(
+            hint=manifest.allowed_local_start_offset,
+            awaits_hint=seen.topic.hint_shape.has_hint,
+            cloud_gc_offset=self.cloud_gc_offset,
+            never_because=seen.topic.never_trimmed_because,
         )
+        target, plan = plan_trim_to_target(
+            seen.log, manifest, wishes, log_start_offset=seen.bounds.log_start_offset
+        )
+        if target.spends_cloud_gc:
+            self.cloud_gc_offset = None
         proved = await self._prove(plan.candidates)
         if not proved or not await self._is_current():
             return 0
-        before_offset = proved[-1].next_offset
+        segments = [candidate.local for candidate in proved]
+        return len(proved) if await self._let_go(seen, segments, before_offset=proved[-1].next_offset) else 0
+
+    async def trim_expired(self, manifest: PartitionManifest, seen: Observation) -> int:
+        """
+        Trim what total retention took out of *manifest*, which is in the bucket; return as `trim` does.
+
+        There is no stored copy of it any more, and none is asked for.
+        """
+        log_start_offset = seen.bounds.log_start_offset
+        before_offset = plan_local_expiry(seen.log, manifest, log_start_offset=log_start_offset)
+        if before_offset is None or seen.topic.never_trimmed_because:
+            return 0
+        if self._now_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
+            return 0
+        if not await self._is_current():
+            return 0
+        closed = seen.log.closed_segments
+        segments = [one for one in closed if log_start_offset < (one.next_offset or 0) <= before_offset]
+        return len(segments) if await self._let_go(seen, segments, before_offset=before_offset) else 0
+
+    async def _let_go(
+        self, seen: Observation, segments: Sequence[LocalSegment], *, before_offset: int
+    ) -> bool:
+        """Ask the broker to let go of *segments*, which end at *before_offset*; say whether it did."""
         try:
             log_start_offset = await self._broker.trim(self._partition, seen.log, before_offset=before_offset)
         except BrokerDenied as error:
             self._denied_until_ms = self._now_ms() + DENIED_PAUSE_MS
             self._count_failure(error)
             self._log.error("trim refused", before_offset=before_offset, error=str(error))
-            return 0
+            return False
         except RetryableError as error:
             self._count_failure(error)
             self._log.warning("trim failed", before_offset=before_offset, error=str(error))
-            return 0
+            return False
         self._trimmed_at = asyncio.get_running_loop().time()
-        self._note_trimmed(proved, before_offset=before_offset, log_start_offset=log_start_offset)
-        return len(proved)
+        self._note_trimmed(segments, before_offset=before_offset, log_start_offset=log_start_offset)
+        return True
 
     def _is_older_than_last_trim(self, seen: Observation) -> bool:
         """
@@ -159,11 +194,11 @@ class Trimmer:
         return not difference
 
     def _note_trimmed(
-        self, trimmed: Sequence[TrimCandidate], *, before_offset: int, log_start_offset: int
+        self, trimmed: Sequence[LocalSegment], *, before_offset: int, log_start_offset: int
     ) -> None:
-        size_bytes = sum(candidate.local.size_bytes for candidate in trimmed)
-        for candidate in trimmed:
-            self._proved.pop(candidate.local.base_offset, None)
+        size_bytes = sum(segment.size_bytes for segment in trimmed)
+        for segment in trimmed:
+            self._proved.pop(segment.base_offset, None)
         self._metrics.trims.labels(self._partition.topic).inc(len(trimmed))
         self._metrics.trimmed_bytes.labels(self._partition.topic).inc(size_bytes)
         self._log.info(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from tests.fakes.archive import archived, archiver_of, observed, values_in, written_below
+from tieringd.model.segment import CrossingTransaction
+
+if TYPE_CHECKING:
+    from tieringd.model.manifest import PartitionManifest
 
 
 @pytest.mark.parametrize("ended_as", ["commit", "abort"])
@@ -37,3 +43,149 @@ async def test_transaction_that_ends_otherwise_on_the_new_lineage_is_archived_so
         assert found == written_below(writer, manifest.next_offset, read_committed=read_committed)
     assert (b"transacted" in found.values()) == (ended_as == "commit")
     assert not (await archive.verifier.verify(manifest, deep=True)).faults
+
+
+def archived_up_to_a_marker(writer) -> int:
+    """Write a segment within producer 2's transaction, which is the archive's, and return its end."""
+    writer.append(b"transacted", producer_id=2)
+    writer.append(b"plain")
+    return writer.roll()
+
+
+async def stepped(archiver, writer) -> PartitionManifest:
+    """Let *archiver* do all that there is to do, and return the manifest."""
+    while (await archiver.step(observed(writer))).uploaded:
+        pass
+    assert archiver.manifest is not None
+    return archiver.manifest
+
+
+async def expect_as_in_the_log(archive, writer, manifest) -> None:
+    for read_committed in (False, True):
+        found = await values_in(archive, manifest, read_committed=read_committed)
+        assert found == written_below(writer, manifest.next_offset, read_committed=read_committed)
+    assert not (await archive.verifier.verify(manifest, deep=True)).faults
+
+
+@pytest.mark.parametrize("ended_as", ["commit", "abort"])
+@pytest.mark.parametrize("was_ended_as", ["commit", "abort"])
+async def test_transaction_whose_marker_was_lost_past_the_archive_s_end_is_archived_again(
+    writer, archive, broker, was_ended_as, ended_as
+):
+    """All that is archived is on the lineage, and the index tells of an end that the log has no more."""
+    end = archived_up_to_a_marker(writer)
+    getattr(writer, was_ended_as)(2)
+    before = await archived(writer, archive)
+    assert before.next_offset == end
+
+    writer.truncate(end)
+    writer.begin_epoch(1)
+    writer.append(b"another leader's")
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+    manifest = await stepped(archiver, writer)
+    assert (manifest.next_offset, manifest.crossing) == (0, ()), "nothing is decided yet"
+    assert [(one.base_offset, one.last_offset) for one in manifest.replacements] == [(0, end - 1)]
+
+    getattr(writer, ended_as)(2)
+    writer.closed_segment()
+    manifest = await stepped(archiver, writer)
+    assert manifest.next_offset == writer.bases[-1]
+    await expect_as_in_the_log(archive, writer, manifest)
+    found = await values_in(archive, manifest, read_committed=True)
+    assert (b"transacted" in found.values()) == (ended_as == "commit")
+
+
+async def test_transaction_whose_marker_the_new_leader_has_stays_as_it_is(writer, archive, broker):
+    """A clean election replaces nothing, whatever crosses the archive's end."""
+    end = archived_up_to_a_marker(writer)
+    writer.abort(2)
+    before = await archived(writer, archive)
+    assert before.crossing == (CrossingTransaction(2, 0, end, 0),)
+
+    writer.begin_epoch(1)
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=1), writer)
+    assert (manifest.segments, manifest.replacements) == (before.segments, ())
+    assert manifest.crossing == before.crossing
+
+    writer.closed_segment()
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=1), writer)
+    assert (list(manifest.segments)[:1], manifest.crossing) == (list(before.segments), before.crossing)
+    await expect_as_in_the_log(archive, writer, manifest)
+
+
+async def test_transaction_beside_a_reopened_one_stays_as_it_is(writer, archive, broker):
+    """It crosses the archive's end as well, and the new leader has its marker."""
+    writer.append(b"well ended", producer_id=3)
+    writer.roll()
+    begun = writer.append(b"transacted", producer_id=2)
+    writer.roll()
+    writer.commit(3)
+    lost = writer.next_offset
+    writer.abort(2)
+    assert (await archived(writer, archive)).next_offset == lost - 1
+
+    writer.truncate(lost)
+    writer.begin_epoch(1)
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=1), writer)
+    assert manifest.next_offset == begun
+    assert manifest.crossing == (CrossingTransaction(3, 0, lost - 1, 0),)
+
+    writer.commit(2)
+    writer.closed_segment()
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=1), writer)
+    assert manifest.next_offset == writer.bases[-1]
+    await expect_as_in_the_log(archive, writer, manifest)
+
+
+async def test_reopened_transaction_that_only_the_archive_holds_waits_for_an_operator(
+    writer, archive, broker
+):
+    """A cut would lose records that were promised to be durable; so the partition says what it is about."""
+    end = archived_up_to_a_marker(writer)
+    writer.commit(2)
+    before = await archived(writer, archive)
+
+    writer.truncate(end)
+    writer.drop_head()
+    writer.begin_epoch(1)
+    writer.abort(2)
+    writer.closed_segment()
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+    result = await archiver.step(observed(writer))
+
+    assert result.waits_because == (
+        "the transaction of producer 2 that began at offset 0 was archived as leader epoch 0 ended it at "
+        "offset 2; the log that leads since epoch 1 lacks that marker; offsets 0 to 1 are good and only in "
+        "the archive, in the segment that has to be replaced"
+    )
+    assert archiver.manifest is not None
+    assert archiver.manifest.segments == before.segments
+
+
+async def test_marker_that_a_cut_put_past_the_archive_s_end_again_may_be_lost_as_well(
+    writer, archive, broker
+):
+    """Two unclean elections in a row: the first cuts the marker off, the second removes it."""
+    writer.append(b"transacted", producer_id=2)
+    writer.roll()
+    writer.append(b"plain")
+    writer.commit(2)
+    divergence = writer.append(b"lost")
+    writer.closed_segment()
+    before = await archived(writer, archive)
+    assert before.crossing == (CrossingTransaction(2, 0, 2, 0),)
+
+    writer.truncate(divergence)
+    writer.begin_epoch(1)
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=1), writer)
+    assert (manifest.next_offset, manifest.crossing) == (1, before.crossing)
+
+    writer.truncate(2)
+    writer.begin_epoch(2)
+    writer.append(b"another leader's")
+    writer.abort(2)
+    writer.closed_segment()
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=2), writer)
+    assert manifest.next_offset == writer.bases[-1]
+    await expect_as_in_the_log(archive, writer, manifest)
+    assert b"transacted" not in (await values_in(archive, manifest, read_committed=True)).values()

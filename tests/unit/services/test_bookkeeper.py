@@ -10,12 +10,11 @@ from structlog.testing import capture_logs
 
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.store import store_unavailable
+from tests.fakes.topics import topic_config
 from tests.fakes.virtual_loop import virtually
-from tieringd.config import TopicConfig
 from tieringd.errors import ConfigError
 from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.model.partition import Leadership
-from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.services.bookkeeper import CLEAN_UP_INTERVAL_SECONDS, Bookkeeper
 from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
@@ -106,9 +105,7 @@ async def test_chore_that_fails_does_not_keep_the_next_from_being_done(bookkeepe
 async def test_topic_first_seen_is_recorded_once_and_for_all(bookkeeper, registry, writer):
     """What the cluster's values are later changes nothing of it."""
     key = topic_key(writer.identified)
-    topic = TopicConfig(
-        remote_write=True, remote_read=False, local_retention_target=LocalRetentionTarget(1, 1)
-    )
+    topic = topic_config(remote_read=False)
     defaults = TieringDefaults(remote_write=True, remote_read=False)
     seen = replace(world_of(writer), first_seen={key: topic}, defaults=defaults)
     await bookkeeper.step(world_of(writer))
@@ -118,6 +115,31 @@ async def test_topic_first_seen_is_recorded_once_and_for_all(bookkeeper, registr
     later = replace(seen, defaults=TieringDefaults(remote_write=False, remote_read=False))
     await bookkeeper.step(later)
     assert registry.manifest(key).defaults == seen.defaults
+
+
+@virtually
+async def test_archive_can_be_found_before_anything_else_is_recorded(registry, follower, broker, writer):
+    """Asking a broker with what a topic began may take long, and its archive may be needed meanwhile."""
+    key = topic_key(writer.identified)
+    found = []
+
+    class SlowFirstSight(FirstSight):
+        async def step(self, first_seen, defaults):
+            found.append(registry.manifest(key))
+            await super().step(first_seen, defaults)
+
+    bookkeeper = Bookkeeper(
+        registry=registry,
+        follower=follower,
+        first_sight=SlowFirstSight(broker, registry),
+        retention=RetentionManager(broker, registry),
+        interval_seconds=INTERVAL_SECONDS,
+    )
+    topic = topic_config(remote_read=False)
+    defaults = TieringDefaults(remote_write=True, remote_read=False)
+    await bookkeeper.step(replace(world_of(writer), first_seen={key: topic}, defaults=defaults))
+    assert [one.partition_count for one in found] == [writer.identified.partition + 1]
+    assert registry.manifest(key).defaults == defaults
 
 
 @virtually

@@ -6,21 +6,15 @@ import pytest
 
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.store import store_unavailable
-from tieringd.config import TopicConfig
+from tests.fakes.topics import topic_config
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TieringDefaults
-from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.services.first_sight import FirstSight
 from tieringd.services.topic_registry import TopicRegistry
 
-DAY_MS = 86_400_000
-ON = TopicConfig(
-    remote_write=True, remote_read=True, local_retention_target=LocalRetentionTarget(DAY_MS, None)
-)
-OFF = TopicConfig(
-    remote_write=False, remote_read=False, local_retention_target=LocalRetentionTarget(DAY_MS, None)
-)
+ON = topic_config()
+OFF = topic_config(remote_write=False, remote_read=False)
 DEFAULTS = TieringDefaults(remote_write=True, remote_read=True)
 
 

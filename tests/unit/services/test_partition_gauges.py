@@ -7,18 +7,15 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.topics import topic_config
 from tests.unit.model.values import PARTITION, TIME_MS, local_log, remote, stored
-from tieringd.config import TopicConfig
 from tieringd.model.manifest import Gap, PartitionManifest
 from tieringd.model.partition import LogBounds
-from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.policies.upload import UploadLimits, plan_uploads
 from tieringd.services.observation import Observation
 from tieringd.services.partition_gauges import PartitionGauges
 
-TOPIC = TopicConfig(
-    remote_write=True, remote_read=True, local_retention_target=LocalRetentionTarget(None, None)
-)
+TOPIC = topic_config()
 BEGUN = PartitionManifest.begin(PARTITION, start_offset=0)
 
 

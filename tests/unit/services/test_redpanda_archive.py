@@ -7,14 +7,13 @@ import shutil
 import pytest
 
 from tests.fakes.archive import archive_in
+from tests.fakes.topics import topic_config
 from tests.redpanda_builders import RedpandaLog
 from tieringd.broker.layout import RedpandaLayout
-from tieringd.config import TopicConfig
 from tieringd.errors import LocalFileError
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
-from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.policies.upload import UploadLimits
 from tieringd.services.archiver import Archiver
 from tieringd.services.observation import Observation
@@ -58,11 +57,7 @@ def looked(layout, data_dir, *, known=(), target_bytes=None):
     (partition,) = layout.scan([str(data_dir)]).partitions
     local = layout.read_log(partition, known)
     end = local.segments[-1].base_offset + 1
-    topic = TopicConfig(
-        remote_write=True,
-        remote_read=True,
-        local_retention_target=LocalRetentionTarget(target_ms=None, target_bytes=target_bytes),
-    )
+    topic = topic_config(target_bytes=target_bytes)
     return Observation(local, LogBounds(local.first_offset, end, end), topic)
 
 

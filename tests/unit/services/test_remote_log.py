@@ -24,7 +24,7 @@ from tieringd.errors import (
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.sidecar import decode_sidecar
 from tieringd.model.partition import Leadership
-from tieringd.model.segment import AbortedTransaction, SegmentSlice
+from tieringd.model.segment import AbortedTransaction, CrossingTransaction, SegmentSlice
 from tieringd.storage.memory import MemoryStore
 
 
@@ -124,6 +124,11 @@ async def test_copy_names_the_transactions_that_end_in_later_segments(writer, re
 
     assert first.index.aborted == (AbortedTransaction(7, 0, marker),)
     assert second.index.aborted == (AbortedTransaction(7, middle, marker),)
+    assert first.crossing == (
+        CrossingTransaction(8, 3, marker - 1, 0),
+        CrossingTransaction(7, 0, marker, 0),
+    )
+    assert second.crossing == (CrossingTransaction(7, middle, marker, 0),)
 
 
 async def test_copy_with_an_undecided_transaction_is_refused(writer, remote_log, leadership, store):
@@ -370,7 +375,7 @@ async def test_operations_of_later_releases_say_so(writer, remote_log, archive, 
     before = dict(store._objects)
 
     with pytest.raises(NotYetSupportedError, match="later release"):
-        await remote_log.delete_segment(partition, manifest.segments[0])
+        await remote_log.delete_partition(partition)
     with pytest.raises(NotYetSupportedError, match="later release"):
         await remote_log.delete_partition(partition)
     with pytest.raises(NotYetSupportedError, match="later release"):

@@ -8,11 +8,10 @@ import pytest
 
 from tests.fakes.archive import archive_in
 from tests.fakes.broker import FakeBroker, broker_unavailable
-from tieringd.config import TopicConfig
+from tests.fakes.topics import topic_config
 from tieringd.errors import BrokerUnavailable
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention
-from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.services.retention_manager import RetentionManager, release
 from tieringd.services.topic_registry import TopicRegistry
 from tieringd.storage.memory import MemoryStore
@@ -39,15 +38,16 @@ def manager(broker, registry):
 
 
 def managed(retention_ms: int | None = 86_400_000, retention_bytes: int | None = None):
-    target = LocalRetentionTarget(target_ms=None, target_bytes=None)
-    config = TopicConfig(True, True, target, retention_ms, retention_bytes, managed_retention=True)
+    config = topic_config(
+        broker_retention_ms=retention_ms, broker_retention_bytes=retention_bytes, managed_retention=True
+    )
     return {ORDERS: config}
 
 
 async def test_retention_is_recorded_and_then_unlimited(manager, broker, registry):
     """What was set on the topic is in its manifest, and the broker deletes nothing by itself any more."""
     await manager.step(managed())
-    assert registry.manifest(ORDERS).original_retention == OriginalRetention("86400000", None)
+    assert registry.manifest(ORDERS).original_retention == OriginalRetention("86400000", None, 86_400_000, -1)
     assert broker.configs["orders"] == {
         "retention.ms": "-1",
         "retention.bytes": "-1",
@@ -60,12 +60,12 @@ async def test_record_comes_before_the_change(manager, broker, registry):
     broker.fail_next("alter_topic", broker_unavailable("alter_topic"))
     with pytest.raises(BrokerUnavailable):
         await manager.step(managed())
-    assert registry.manifest(ORDERS).original_retention == OriginalRetention("86400000", None)
+    assert registry.manifest(ORDERS).original_retention == OriginalRetention("86400000", None, 86_400_000, -1)
     assert broker.configs["orders"]["retention.ms"] == "86400000"
 
     await manager.step(managed())
     assert broker.configs["orders"]["retention.ms"] == "-1"
-    assert registry.manifest(ORDERS).original_retention == OriginalRetention("86400000", None)
+    assert registry.manifest(ORDERS).original_retention == OriginalRetention("86400000", None, 86_400_000, -1)
 
 
 async def test_unlimited_topic_is_left_alone(manager, broker):
@@ -80,7 +80,7 @@ async def test_new_limit_on_the_broker_becomes_the_total_retention(manager, brok
     await manager.step(managed())
     broker.configs["orders"]["retention.ms"] = "1000"
     await manager.step(managed(retention_ms=1000))
-    assert registry.manifest(ORDERS).original_retention == OriginalRetention("1000", None)
+    assert registry.manifest(ORDERS).original_retention == OriginalRetention("1000", None, 1000, -1)
     assert broker.configs["orders"]["retention.ms"] == "-1"
 
 

@@ -12,6 +12,7 @@ from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerDenied, LocalFileError
+from tieringd.policies.local_hint import plan_hint
 from tieringd.services.trimmer import DENIED_PAUSE_MS, STALE_LOOK_SECONDS, Trimmer
 
 
@@ -19,9 +20,26 @@ async def always() -> bool:
     return True
 
 
+class HintedTrimmer(Trimmer):
+    """A trimmer of a partition whose stored hint is always what local retention says now."""
+
+    async def trim(self, manifest, seen) -> int:
+        hint = plan_hint(
+            seen.log,
+            manifest,
+            seen.topic.hint_shape,
+            None,
+            stored=None,
+            segment_bytes=1,
+            log_start_offset=seen.bounds.log_start_offset,
+            now_ms=self._now_ms(),
+        )
+        return await super().trim(replace(manifest, allowed_local_start_offset=hint.offset), seen)
+
+
 @pytest.fixture
 def trimmer(writer, broker, archive, metrics, clock):
-    return Trimmer(
+    return HintedTrimmer(
         writer.identified,
         broker=broker,
         remote_log=archive.remote_log,
@@ -145,7 +163,7 @@ class CountingLog:
 def counted(writer, broker, archive, metrics, clock):
     """Give a remote log that counts, and a trimmer that uses it."""
     counting = CountingLog(archive.remote_log)
-    trimmer = Trimmer(
+    trimmer = HintedTrimmer(
         writer.identified,
         broker=broker,
         remote_log=counting,

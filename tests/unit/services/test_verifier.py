@@ -10,7 +10,7 @@ from tests.fakes.archive import archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar, encode_sidecar
-from tieringd.model.manifest import SegmentTable
+from tieringd.model.segment_table import SegmentTable
 from tieringd.services.verifier import PartitionReport
 
 

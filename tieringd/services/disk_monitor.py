@@ -1,0 +1,141 @@
+"""
+The disk monitor: how full the disks are, every second, for metrics, the log and who has to act.
+
+It judges with `policies.disk_alert` and only tells: degraded mode and the ballast file listen to
+it. The cache's disk has metrics and a line of its own, and never makes the broker degraded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tieringd.model.disk_state import DiskState
+from tieringd.policies.disk_alert import DiskReading, DiskVerdict, alert_line, judge_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tieringd.broker.filesystems import FilesystemReading, Filesystems
+    from tieringd.errors import LocalFileError
+    from tieringd.metrics import DiskGauges, Metrics
+    from tieringd.policies.disk_alert import AlertSettings
+
+log = structlog.get_logger(__name__)
+
+LINE_INTERVAL_SECONDS: Final = 3600.0
+"""A disk that stays as it is has one line in this time."""
+
+
+@dataclass(slots=True)
+class _Disk:
+    """What is known of one filesystem, since it was seen first."""
+
+    verdict: DiskVerdict
+    said_at: float | None = None
+
+
+class DiskMonitor:
+    """Watch the filesystems of one broker's log directories, and of the cache."""
+
+    def __init__(
+        self,
+        filesystems: Filesystems,
+        *,
+        log_dirs: Sequence[str],
+        cache_dir: str | None,
+        settings: AlertSettings,
+        metrics: Metrics,
+        now: Callable[[], float],
+    ) -> None:
+        """Take what to watch; *now* is a clock in seconds that never goes back."""
+        self._filesystems = filesystems
+        self._settings = settings
+        self._now = now
+        self._listeners: list[Callable[[], None]] = []
+        self._watches = [_Watch(tuple(log_dirs), metrics.disk)]
+        if cache_dir is not None:
+            self._watches.append(_Watch((cache_dir,), metrics.cache_disk))
+
+    @property
+    def state(self) -> DiskState | None:
+        """Return the worst state of a log directory's disk; None before one could be read."""
+        disks = self._watches[0].disks
+        return max((disk.verdict.state for disk in disks.values()), default=None)
+
+    def set_settings(self, settings: AlertSettings) -> None:
+        """Judge by *settings* from the next look on."""
+        self._settings = settings
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call *listener* whenever the state of a disk has changed."""
+        self._listeners.append(listener)
+
+    async def run(self, *, interval_seconds: float = 1.0) -> None:
+        """Look now, and again every interval, until cancelled."""
+        while True:
+            await self.step()
+            await asyncio.sleep(interval_seconds)
+
+    async def step(self) -> None:
+        """Look once, and tell what is new."""
+        is_changed = False
+        for watch in self._watches:
+            look = await self._filesystems.look(watch.paths)
+            for reading in look.readings:
+                is_changed |= self._judge(watch, reading)
+            watch.keep_only({reading.name for reading in look.readings})
+            watch.report(look.problems)
+        if is_changed:
+            for listener in self._listeners:
+                listener()
+
+    def _judge(self, watch: _Watch, found: FilesystemReading) -> bool:
+        """Take in one reading; return whether its disk's state is another one now."""
+        reading = DiskReading(found.name, total_bytes=found.total_bytes, free_bytes=found.free_bytes)
+        disk = watch.disks.get(found.name)
+        before = disk.verdict.state if disk else None
+        verdict = judge_disk(reading, self._settings, previous=before or DiskState.OK)
+        watch.gauges.set(
+            found.name, total_bytes=found.total_bytes, free_bytes=found.free_bytes, state=verdict.state
+        )
+        disk = watch.disks.setdefault(found.name, _Disk(verdict))
+        disk.verdict = verdict
+        self._tell(disk, reading, is_changed=verdict.state != (before or DiskState.OK))
+        return verdict.state is not before
+
+    def _tell(self, disk: _Disk, reading: DiskReading, *, is_changed: bool) -> None:
+        if disk.verdict.state is DiskState.OK:
+            if is_changed:
+                log.info("storage space is enough again", path=reading.path, free_bytes=reading.free_bytes)
+            disk.said_at = None
+        elif is_changed or disk.said_at is None or self._now() - disk.said_at >= LINE_INTERVAL_SECONDS:
+            disk.said_at = self._now()
+            log.error(alert_line(reading, disk.verdict))
+
+
+class _Watch:
+    """Some directories, their disks by name, and the gauges that show them."""
+
+    def __init__(self, paths: tuple[str, ...], gauges: DiskGauges) -> None:
+        self.paths = paths
+        self.gauges = gauges
+        self.disks: dict[str, _Disk] = {}
+        self._problems: dict[str, str] = {}
+
+    def keep_only(self, names: set[str]) -> None:
+        """Forget the disks that were not seen now: the broker does not write to them either."""
+        for gone in self.disks.keys() - names:
+            self.gauges.forget(gone)
+            del self.disks[gone]
+
+    def report(self, problems: dict[str, LocalFileError]) -> None:
+        """Say once of each directory why it cannot be looked at."""
+        found = {path: str(error) for path, error in problems.items()}
+        for path, problem in found.items():
+            if self._problems.get(path) != problem:
+                log.warning("disk is not watched", path=path, error=problem)
+        self._problems = found

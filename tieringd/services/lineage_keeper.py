@@ -1,0 +1,95 @@
+"""
+The lineage keeper: sees that an archive's tail is what its partition's leader holds, before it grows.
+
+`policies.lineage` judges; here the logs are read that it needs to know of, and the manifest is
+cut back. Nothing is uploaded, and no object is deleted: what is cut off, no manifest names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.broker.open_transactions import open_transactions_at
+from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.broker.layout import Layout
+    from tieringd.model.partition import Leadership
+    from tieringd.services.claim import Claim
+    from tieringd.services.manifest_store import StoredManifest
+    from tieringd.services.observation import Observation
+
+log = structlog.get_logger(__name__)
+
+
+class LineageKeeper:
+    """Keep the archive of one partition on its leader's lineage. One task at a time uses it."""
+
+    def __init__(
+        self, leadership: Leadership, claim: Claim, *, layout: Layout, now_ms: Callable[[], int]
+    ) -> None:
+        self._leadership = leadership
+        self._claim = claim
+        self._layout = layout
+        self._now_ms = now_ms
+        self._log = log.bind(
+            topic=leadership.partition.topic,
+            partition=leadership.partition.partition,
+            leader_epoch=leadership.leader_epoch,
+        )
+
+    async def keep(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, str]:
+        """
+        Cut off what of the archive is not the leader's: its log takes that place.
+
+        Returns the manifest, and why nothing may be appended to it yet; empty when it may.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            RetryableError: The log cannot be read now, or the store does not answer.
+            CorruptDataError: A header in the log is impossible.
+        """
+        plan = await self._plan(stored, seen)
+        replacement = plan.replacement
+        if replacement is None:
+            return stored, "" if plan.lineage.may_append else plan.reason
+        if replacement.only_archived is not None:
+            # A cut would lose what was promised to be durable: an operator decides.
+            kept = replacement.only_archived
+            return stored, (
+                f"{plan.reason}; offsets {kept.base_offset} to {kept.last_offset} are good and only in the "
+                f"archive, in the segment that has to be replaced"
+            )
+        self._log.warning(
+            "archive's tail is off the leader's lineage; replacing it",
+            base_offset=replacement.base_offset,
+            divergence_offset=replacement.divergence_offset,
+            segments=replacement.segment_count,
+            reason=plan.reason,
+        )
+        manifest = stored.existing.cut_back(
+            plan.resume_offset, leader_epoch=self._leadership.leader_epoch, now_ms=self._now_ms()
+        )
+        return await self._claim.commit(stored, manifest), ""
+
+    async def _plan(self, stored: StoredManifest, seen: Observation) -> LineagePlan:
+        judge = partial(
+            plan_replacement,
+            stored.existing,
+            seen.log,
+            seen.bounds,
+            leader_epoch=self._leadership.leader_epoch,
+        )
+        plan = judge()
+        if plan.replacement is None or plan.lineage is not Lineage.DIVERGES:
+            return plan
+        still_open = await asyncio.to_thread(
+            open_transactions_at, self._layout, seen.log, plan.replacement.divergence_offset
+        )
+        return judge(undecided_from=min(still_open.values(), default=None))

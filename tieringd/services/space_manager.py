@@ -1,0 +1,192 @@
+"""
+The space manager: keeps the logs on each filesystem within their area.
+
+Every interval it measures the log directories. Where the logs of a filesystem are over their area
+it plans what to let go (`policies.space_planner`) and asks the archivers of those partitions, which
+prove and clamp as for any other trim. Nothing is trimmed here, and what one round asked for and
+an archiver could not let go is planned anew in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.broker.disk_use import directory_uses
+from tieringd.policies.disk_areas import AreaSettings, plan_spaces
+from tieringd.policies.space_plan import SpaceDemand
+from tieringd.policies.space_planner import plan_space
+from tieringd.services.space_facts import space_partitions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tieringd.config import Config
+    from tieringd.metrics import Metrics
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import Leadership, TopicPartition
+    from tieringd.policies.disk_areas import DirectoryUse, DiskSpace
+    from tieringd.policies.space_plan import SpacePlan
+    from tieringd.services.observer import World
+    from tieringd.services.reconciler import Reconciler
+
+log = structlog.get_logger(__name__)
+
+SEGMENT_BYTES = 128 << 20
+"""An ordinary segment: to be over an area by no more is not worth a trim."""
+NO_OVERAGE = 1.0
+"""As much is let go as is too much, and not more: the next round is half a minute away."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceReport:
+    """What one round found and planned for one filesystem."""
+
+    space: DiskSpace
+    plan: SpacePlan | None
+    """None while the logs are within their area."""
+
+
+class SpaceManager:
+    """Own the plan of one daemon's disks. `step` is called by one task at a time."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        reconciler: Reconciler,
+        metrics: Metrics,
+        now_ms: Callable[[], int],
+        measure: Callable[[Sequence[str]], Sequence[DirectoryUse]] = directory_uses,
+    ) -> None:
+        """Take the parts; *measure* looks at directories, in a thread."""
+        self._config = config
+        self._log_dirs = tuple(str(path) for path in config.broker.log_dirs)
+        self._reconciler = reconciler
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._measure = measure
+        self._cursors: dict[int, TopicPartition] = {}
+        self._short: set[int] = set()
+        """The filesystems on which the last round did not find enough."""
+
+    def set_config(self, config: Config) -> None:
+        """Go by *config* from the next round on; the log directories stay as they were."""
+        self._config = config
+
+    async def run(self) -> None:
+        """Do a round every interval, until cancelled."""
+        while True:
+            await asyncio.sleep(self._config.retention_local_trim_interval / 1000)
+            if self._config.space_management_enable:
+                await self.step()
+
+    async def step(self) -> tuple[SpaceReport, ...]:
+        """Measure, plan and ask; return what was found. Before the first look there is nothing."""
+        world = self._reconciler.world
+        if world is None:
+            return ()
+        try:
+            uses = await asyncio.to_thread(self._measure, self._log_dirs)
+        except OSError as error:
+            log.warning("log directories cannot be measured", error=str(error))
+            return ()
+        reports = []
+        for space in plan_spaces(uses, None, area_settings(self._config)):
+            plan = await self._plan(world, space) if space.log_excess_bytes else None
+            if plan is not None:
+                self._act(world, space, plan)
+            self._publish(space, plan)
+            reports.append(SpaceReport(space, plan))
+        return tuple(reports)
+
+    async def _plan(self, world: World, space: DiskSpace) -> SpacePlan:
+        # A plan over millions of segments takes a second of a processor: not one of the loop's.
+        return await asyncio.to_thread(
+            plan_for,
+            world,
+            space,
+            manifest_of=self._reconciler.last_manifest,
+            obstacle_of=self._obstacle_of,
+            cursor=self._cursors.get(space.filesystem),
+            now_ms=self._now_ms(),
+        )
+
+    def _obstacle_of(self, leadership: Leadership) -> str:
+        archiver = self._reconciler.archiver(leadership)
+        return archiver.quarantine_fault if archiver else "its archiver has not begun, or was stopped"
+
+    def _act(self, world: World, space: DiskSpace, plan: SpacePlan) -> None:
+        offsets = plan.cloud_gc_offsets()
+        for leadership in world.wanted:
+            next_offset = offsets.get(leadership.partition.topic_partition)
+            if next_offset is not None:
+                self._reconciler.request_space(leadership, next_offset)
+        if plan.cursor is not None:
+            self._cursors[space.filesystem] = plan.cursor
+        for phase in plan.phases:
+            if phase.removals:
+                self._metrics.space.planned_bytes.labels(phase.phase.name.lower()).inc(phase.size_bytes)
+                log.info(
+                    "space is needed",
+                    log_dirs=space.log_dirs,
+                    phase=phase.phase.value,
+                    title=phase.phase.title,
+                    partitions=len(phase.removals),
+                    size_bytes=phase.size_bytes,
+                )
+
+    def _publish(self, space: DiskSpace, plan: SpacePlan | None) -> None:
+        name, short_bytes = space.log_dirs[0], plan.short_by_bytes if plan else 0
+        self._metrics.space.log_bytes.labels(name).set(space.log_used_bytes)
+        self._metrics.space.log_area_bytes.labels(name).set(space.areas.log_bytes)
+        self._metrics.space.short_bytes.labels(name).set(short_bytes)
+        if short_bytes and space.filesystem not in self._short:
+            log.warning(
+                "the logs are over their area, and not enough of them may go; see `tieringd space plan`",
+                log_dirs=space.log_dirs,
+                short_by_bytes=short_bytes,
+            )
+        (self._short.add if short_bytes else self._short.discard)(space.filesystem)
+
+
+def plan_for(
+    world: World,
+    space: DiskSpace,
+    *,
+    manifest_of: Callable[[Leadership], PartitionManifest | None],
+    obstacle_of: Callable[[Leadership], str],
+    cursor: TopicPartition | None,
+    now_ms: int,
+) -> SpacePlan:
+    """
+    Return the plan for one filesystem; this takes a while where there are millions of segments.
+
+    *obstacle_of* says why nothing of a partition may go just now; empty when it may.
+    """
+    partitions = space_partitions(
+        world,
+        log_dirs=space.log_dirs,
+        manifest_of=manifest_of,
+        obstacle_of=obstacle_of,
+        now_ms=now_ms,
+    )
+    demand = SpaceDemand(
+        used_bytes=space.log_used_bytes,
+        target_bytes=space.areas.log_bytes,
+        segment_bytes=SEGMENT_BYTES,
+        overage_coefficient=NO_OVERAGE,
+    )
+    return plan_space(partitions, demand, cursor=cursor)
+
+
+def area_settings(config: Config) -> AreaSettings:
+    """Return how the disks are divided; there is no cache to leave room for yet."""
+    return AreaSettings(
+        reservation_percent=config.disk_reservation_percent,
+        log_percent=config.retention_local_target_capacity_percent,
+        log_bytes=config.retention_local_target_capacity_bytes,
+    )
