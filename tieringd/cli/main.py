@@ -14,9 +14,12 @@ import typer
 from tieringd.cli.archive import archive_app
 from tieringd.cli.config import config_app
 from tieringd.cli.demo.command import demo
+from tieringd.cli.explain import explain_partition
+from tieringd.cli.logdirs import logdirs_app
 from tieringd.cli.logging import configure_logging
 from tieringd.cli.read import read
 from tieringd.cli.run import run
+from tieringd.cli.space import space_app
 from tieringd.cli.topic import topic_app
 from tieringd.config.model import LogConfig
 from tieringd.errors import ConfigError, TieringError
@@ -31,8 +34,11 @@ app = typer.Typer(
 app.command()(run)
 app.command()(read)
 app.command()(demo)
+app.command(name="explain")(explain_partition)
 app.add_typer(archive_app, name="archive")
 app.add_typer(config_app, name="config")
+app.add_typer(logdirs_app, name="logdirs")
+app.add_typer(space_app, name="space")
 app.add_typer(topic_app, name="topic")
 
 

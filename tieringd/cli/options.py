@@ -27,6 +27,8 @@ class OutputFormat(StrEnum):
     """How a command prints data."""
 
     TEXT = "text"
+    TABLE = "table"
+    """The same, as other tools call it."""
     JSON = "json"
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
+from tieringd.cli.describe_storage import describe_storage
 from tieringd.cli.options import (
     ConfigFile,
     Format,
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.services.catalog import ArchivedTopic
 
-topic_app = typer.Typer(help="Pause and resume a topic, and give its retention back.", no_args_is_help=True)
+topic_app = typer.Typer(
+    help="Look at a topic, pause and resume it, and give its retention back.", no_args_is_help=True
+)
+topic_app.command()(describe_storage)
 
 Topic = Annotated[str, typer.Argument(help="The topic's name.")]
 _COVERAGE = ("partition", "archive_next_offset", "local_first_offset", "missing_offsets")

@@ -106,19 +106,24 @@ async def _run_until_stopped(
         asyncio.create_task(
             parts.controller.run(interval_seconds=config.cloud_storage_upload_ctrl_update_interval_ms / 1000)
         ),
+        *parts.disks.start(),
     ]
     try:
         stopping = asyncio.create_task(stop.wait())
         helpers.append(stopping)
-        await asyncio.wait({reconciling, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({reconciling, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+        for helper in helpers:
+            if helper.done():
+                # A helper that failed ends the daemon: without it we would only look alive.
+                await helper
         if not reconciling.done():
             await _finish(reloader.config, reconciling, hurry)
         if not reconciling.cancelled():
             await reconciling
     finally:
-        for helper in helpers:
-            helper.cancel()
-        await asyncio.gather(*helpers, return_exceptions=True)
+        for task in (reconciling, *helpers):
+            task.cancel()
+        await asyncio.gather(reconciling, *helpers, return_exceptions=True)
         watch.close()
 
 

@@ -23,6 +23,7 @@ from tieringd.broker.directory import DirectoryBroker
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.broker.layout import KafkaLayout, Layout, RedpandaLayout
 from tieringd.broker.pins import PinDirectory, pin_root
+from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.policies.upload import UploadLimits
@@ -119,6 +120,7 @@ class DaemonParts:
     reconciler: Reconciler
     controller: UploadController
     archivers: ArchiverFactory
+    disks: DiskParts
     writer_id: str
 
 
@@ -177,7 +179,10 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
             archivers = ArchiverFactory(config, metrics, archive, broker, follower)
             reconciler = _reconciler(config, metrics, archive, broker, follower=follower, archivers=archivers)
             controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler)
-            yield DaemonParts(archive, broker, reconciler, controller, archivers, writer_id)
+            disks = disk_parts(
+                config, metrics, archive.store, broker, reconciler=reconciler, now_ms=wall_clock_ms
+            )
+            yield DaemonParts(archive, broker, reconciler, controller, archivers, disks, writer_id)
 
 
 def apply_config(config: Config, parts: DaemonParts) -> None:
@@ -186,6 +191,7 @@ def apply_config(config: Config, parts: DaemonParts) -> None:
     parts.archivers.limits = upload_limits(config)
     parts.reconciler.set_config(config, parts.archivers.limits)
     parts.controller.set_pace(_pace_limits(config))
+    parts.disks.set_config(config)
 
 
 def upload_limits(config: Config) -> UploadLimits:

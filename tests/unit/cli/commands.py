@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from click.utils import strip_ansi
 from typer.testing import CliRunner
 
@@ -58,11 +59,15 @@ def invoked(*arguments: object) -> Done:
 
     It is the same command without the second that a process takes to begin, and without `main`,
     which makes exit codes of errors: those are raised here. The thread keeps the command's event
-    loop away from the tests' own.
+    loop away from the tests' own, and the log goes again where it went before.
     """
     environ = {"TIERINGD_CONFIG": "", "COLUMNS": "200", "NO_COLOR": "1"}
-    with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(CliRunner().invoke, app, [*map(str, arguments)], env=environ).result()
+    log_before = structlog.get_config()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(CliRunner().invoke, app, [*map(str, arguments)], env=environ).result()
+    finally:
+        structlog.configure(**log_before)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     return Done(done.exit_code, strip_ansi(done.stdout), strip_ansi(done.stderr))

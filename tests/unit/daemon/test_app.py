@@ -188,6 +188,37 @@ async def test_idle_daemon_stops_at_once(config, bucket, log):
     assert not any(each.startswith("stopping without finishing") for each in log.events)
 
 
+async def test_disks_are_looked_after_and_a_reload_reaches_them(config, bucket, log, tmp_path):
+    """The ballast is made at the start, and let go when a reloaded threshold says that the disk is full."""
+    bucket.open.set()
+    ballast = {"tune_ballast_file": True, "ballast_file_size": 4096, "ballast_release_when_degraded": True}
+    roomy = {"storage_min_free_bytes": 0, "storage_space_alert_free_threshold_percent": 0}
+    path = tmp_path / "state" / "ballast"
+    full = config(**ballast, storage_min_free_bytes=2**60)
+    async with running(run_daemon(config(**ballast, **roomy), load=lambda: full)) as daemon:
+        await log.said("ballast file is made")
+        assert path.stat().st_size == 4096
+        interrupt(signal.SIGHUP)
+        await log.said("ballast file is let go: its disk is degraded")
+        assert not path.exists()
+        interrupt()
+        await daemon
+
+
+async def test_helper_that_fails_ends_the_daemon(config, bucket, log):
+    """A daemon of which a part has died does not look alive: here it is the one that reloads."""
+
+    def fail():
+        raise RuntimeError("a defect")
+
+    bucket.open.set()
+    async with running(run_daemon(config(shutdown_timeout_ms=_LONG_MS), load=fail)) as daemon:
+        await log.said("segment durable")
+        interrupt(signal.SIGHUP)
+        with pytest.raises(RuntimeError, match="a defect"):
+            await daemon
+
+
 async def test_missing_bucket_ends_the_daemon_at_its_start(config, bucket, log):
     """What an operator must mend is said at once, and nothing keeps running."""
     bucket.exists = False

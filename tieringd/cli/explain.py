@@ -1,0 +1,123 @@
+"""`tieringd explain`: why each segment of a partition is where it is, and what would move it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tieringd.cli.daemon_status import waiting
+from tieringd.cli.options import (
+    ConfigFile,
+    Format,
+    OutputFormat,
+    loaded,
+    print_fields,
+    print_json,
+    print_table,
+    run_async,
+)
+from tieringd.cli.topic_look import PartitionLook, TopicLook, look_at_topic
+from tieringd.daemon.assembly import upload_limits, wall_clock_ms
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.explanation import explain, why_idle
+from tieringd.policies.explanation_terms import Explanation, TopicFacts
+
+if TYPE_CHECKING:
+    from tieringd.config import Config
+
+_COLUMNS = (
+    "base_offset",
+    "last_offset",
+    "local_bytes",
+    "archived_bytes",
+    "place",
+    "state",
+    "reason",
+    "next_step",
+)
+
+
+def explain_partition(
+    topic: Annotated[str, typer.Argument(help="The topic's name.")],
+    partition: Annotated[int, typer.Argument(help="The partition's number.", min=0)],
+    config: ConfigFile,
+    output: Format = OutputFormat.TEXT,
+) -> None:
+    """
+    Say of each segment where it is, why, and what would have it uploaded, trimmed or deleted.
+
+    Ask it beside the broker that leads the partition: only that broker's daemon moves anything.
+    """
+    document = run_async(_explained(loaded(config), topic, partition))
+    if output is OutputFormat.JSON:
+        print_json(document)
+        return
+    segments = document.pop("segments")
+    print_fields(list(document.items()))
+    typer.echo()
+    print_table(_COLUMNS, [[row[column] for column in _COLUMNS] for row in segments])
+
+
+async def _explained(config: Config, topic: str, number: int) -> dict[str, Any]:
+    look = await look_at_topic(config, topic, number=number)
+    (one,) = look.partitions
+    log = one.log or _no_log(one)
+    manifest = one.manifest or PartitionManifest.begin(one.partition, start_offset=log.first_offset or 0)
+    facts = topic_facts(config, look, one)
+    found = explain(log, manifest, one.bounds, facts, now_ms=wall_clock_ms())
+    daemon_says = (await waiting(config, topic)).get(number)
+    return _document(look, manifest, facts, found) | {"daemon_says": daemon_says} | _segments(found)
+
+
+def topic_facts(config: Config, look: TopicLook, one: PartitionLook) -> TopicFacts:
+    """Return what of the configuration decides about a partition's segments."""
+    topic, limits = look.config, upload_limits(config)
+    idle_because = why_idle(
+        is_written=topic.remote_write, is_paused=look.is_paused, is_held=one.is_held, is_led=one.is_led
+    )
+    return TopicFacts(
+        local_target=topic.local_target,
+        hint_shape=topic.hint_shape,
+        total=topic.total,
+        delete_delay_ms=topic.retention_pace.delete_delay_ms,
+        is_compact_only=topic.is_compact_only,
+        idle_because=idle_because or one.problem,
+        upload_interval_ms=limits.max_interval_ms if limits.cuts_segments else None,
+    )
+
+
+def _no_log(one: PartitionLook) -> LocalLog:
+    name = one.partition
+    return LocalLog(LocalPartition(name.topic_partition, name.topic_id, path="", log_dir=""), (), ())
+
+
+def _document(
+    look: TopicLook, manifest: PartitionManifest, facts: TopicFacts, found: Explanation
+) -> dict[str, Any]:
+    target = facts.local_target
+    return {
+        "topic": look.key.topic,
+        "topic_id": look.key.topic_id,
+        "partition": manifest.partition.partition,
+        "storage_mode": look.config.storage_mode.value,
+        "local_target_ms": target.ms.enforced,
+        "local_target_ms_source": target.ms.source,
+        "local_target_bytes": target.bytes.enforced,
+        "local_target_bytes_source": target.bytes.source,
+        "total_retention_ms": facts.total.limit_ms,
+        "total_retention_bytes": facts.total.limit_bytes,
+        "archive_next_offset": manifest.next_offset,
+        "published_local_start_offset": manifest.allowed_local_start_offset,
+        "trim_offset": found.trim_offset,
+        "trim_because": found.trim_because,
+        "never_trimmed_because": found.never_trimmed_because or None,
+        "expired_offset": found.expired_offset,
+        "expired_because": found.expired_because,
+    }
+
+
+def _segments(found: Explanation) -> dict[str, Any]:
+    return {"segments": [asdict(one) for one in found.segments]}

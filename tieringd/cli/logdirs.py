@@ -1,0 +1,201 @@
+"""
+`tieringd logdirs`: what lies in the log directories of every broker, and in the bucket.
+
+As with Redpanda, each broker that has a replica of an archived partition also shows what the bucket has
+of it, under `remote://<bucket>`. The objects are there once, however many brokers show them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tieringd.cli.human import human_size
+from tieringd.cli.options import (
+    ConfigFile,
+    Format,
+    OutputFormat,
+    loaded,
+    print_json,
+    print_table,
+    run_async,
+)
+from tieringd.daemon.assembly import opened_archive, opened_broker
+from tieringd.metrics import Metrics
+from tieringd.model.log_dirs import NO_BROKER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tieringd.config import Config
+    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.model.log_dirs import LogDirSizes
+    from tieringd.model.partition import TopicPartition
+
+logdirs_app = typer.Typer(
+    help="Look at the log directories of all brokers, and at the bucket as one of them.", no_args_is_help=True
+)
+
+
+class Aggregate(StrEnum):
+    """What the rows are summed into."""
+
+    BROKER = "broker"
+    DIR = "dir"
+    TOPIC = "topic"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A partition in one place, or a sum; None is what a sum has not, or an error does not know."""
+
+    broker: int
+    """NO_BROKER for what only the bucket has."""
+    dir: str | None
+    topic: str | None
+    partition: int | None
+    size: int
+    error: str | None = None
+
+
+_COLUMNS = {
+    None: ("broker", "dir", "topic", "partition", "size", "error"),
+    Aggregate.BROKER: ("broker", "size", "error"),
+    Aggregate.DIR: ("broker", "dir", "size", "error"),
+    Aggregate.TOPIC: ("broker", "dir", "topic", "size", "error"),
+}
+
+
+@logdirs_app.command()
+def describe(
+    config: ConfigFile,
+    broker: Annotated[int | None, typer.Option("--broker", "-b", help="Only this broker.", min=0)] = None,
+    topics: Annotated[
+        list[str] | None, typer.Option(help="Only these topics: repeat it, or separate them by commas.")
+    ] = None,
+    aggregate_into: Annotated[
+        Aggregate | None, typer.Option(help="Sum up the rows of each broker, directory or topic.")
+    ] = None,
+    human_readable: Annotated[
+        bool, typer.Option("--human-readable", "-H", help="Print sizes for people.")
+    ] = False,
+    sort_by_size: Annotated[bool, typer.Option("--sort-by-size", help="Print the smallest first.")] = False,
+    output: Format = OutputFormat.TEXT,
+) -> None:
+    """
+    List what each broker has of each partition, on its disks and in the bucket.
+
+    A broker that cannot tell has a row with the error. Archived topics that no broker has any more
+    are listed without a broker.
+    """
+    rows = run_async(_rows(loaded(config)))
+    wanted = frozenset(name for names in topics or () for name in names.split(",") if name)
+    rows = aggregated(selected(rows, broker=broker, topics=wanted), aggregate_into)
+    if sort_by_size:
+        rows.sort(key=lambda row: row.size)
+    columns = _COLUMNS[aggregate_into]
+    if output is OutputFormat.JSON:
+        print_json([{name: _field(row, name) for name in columns} for row in rows])
+        return
+    shown = [
+        [human_size(row.size) if name == "size" and human_readable else _field(row, name) for name in columns]
+        for row in rows
+    ]
+    print_table([name.upper() for name in columns], shown)
+
+
+def selected(rows: Iterable[Row], *, broker: int | None, topics: frozenset[str]) -> list[Row]:
+    """Return the rows of one broker and of some topics; errors stay, as they may hide any topic."""
+    return [
+        row
+        for row in rows
+        if (broker is None or row.broker == broker) and (not topics or row.error or row.topic in topics)
+    ]
+
+
+def aggregated(rows: Sequence[Row], into: Aggregate | None) -> list[Row]:
+    """Sum up *rows*, which are in order; one with an error stays by itself."""
+    if into is None:
+        return list(rows)
+
+    def group(row: Row) -> Row:
+        return replace(
+            row,
+            dir=None if into is Aggregate.BROKER else row.dir,
+            topic=row.topic if into is Aggregate.TOPIC else None,
+            partition=None,
+            size=0,
+        )
+
+    return [replace(key, size=sum(row.size for row in same)) for key, same in groupby(rows, key=group)]
+
+
+async def _rows(config: Config) -> list[Row]:
+    async with opened_archive(config, Metrics()) as archive, opened_broker(config) as broker:
+        directories = await broker.log_dir_sizes()
+        cluster = await broker.cluster_id()
+        stored: dict[TopicPartition, int] = {}
+        former: list[Row] = []
+        bucket = f"remote://{bucket_name(config)}"
+        manifests = [one async for one in archive.catalog.topics() if one.key.cluster == cluster]
+        latest = _latest(manifests)
+        held = {each.topic_partition for one in directories for each in one.replicas}
+        for topic in manifests:
+            for manifest in (await archive.catalog.with_partitions(topic)).partitions:
+                name, size_bytes = manifest.partition.topic_partition, manifest.segments.total_bytes
+                if latest[topic.key.topic] is topic and name in held:
+                    stored[name] = size_bytes
+                else:
+                    former.append(Row(NO_BROKER, bucket, name.topic, name.partition, size_bytes))
+    return sorted((*local_and_remote_rows(directories, stored, bucket=bucket), *former), key=_order)
+
+
+def _latest(topics: Iterable[TopicManifest]) -> dict[str, TopicManifest]:
+    """Return the latest incarnation of each topic: the brokers' directories are of that one."""
+    ascending = sorted(topics, key=lambda topic: topic.created_at_ms)
+    return {topic.key.topic: topic for topic in ascending}
+
+
+def local_and_remote_rows(
+    directories: Iterable[LogDirSizes], stored: Mapping[TopicPartition, int], *, bucket: str
+) -> list[Row]:
+    """Return the rows of *directories*, and for each replica in them what is *stored*."""
+    rows: list[Row] = []
+    remote: set[Row] = set()
+    for one in directories:
+        if one.error:
+            rows.append(Row(one.broker, one.path or None, None, None, 0, one.error))
+        for replica in one.replicas:
+            name = replica.topic_partition
+            rows.append(Row(one.broker, one.path, name.topic, name.partition, replica.size_bytes))
+            if name in stored:
+                # Once, though a replica that moves is in two directories of its broker.
+                remote.add(Row(one.broker, bucket, name.topic, name.partition, stored[name]))
+    return [*rows, *remote]
+
+
+def bucket_name(config: Config) -> str:
+    """Return what a bucket, a container or a directory in its place is called."""
+    match config.backend:
+        case "file":
+            return str(config.cloud_storage_file_root)
+        case "azure":
+            return str(config.cloud_storage_azure_container)
+        case "plugin":
+            return config.cloud_storage_bucket or str(config.cloud_storage_plugin)
+        case _:
+            return str(config.cloud_storage_bucket)
+
+
+def _order(row: Row) -> tuple[bool, int, str, str, int]:
+    partition = -1 if row.partition is None else row.partition
+    return row.broker == NO_BROKER, row.broker, row.dir or "", row.topic or "", partition
+
+
+def _field(row: Row, name: str) -> int | str | None:
+    value: int | str | None = asdict(row)[name]
+    return None if name == "broker" and value == NO_BROKER else value

@@ -1,0 +1,164 @@
+"""
+One look at one topic, for commands: what the broker beside us, its disk and the bucket have of it.
+
+The daemon's own look (`services.observer`) is at everything, over and over, and remembers. This one
+is for a person who asks once. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tieringd.daemon.assembly import opened_archive, opened_broker
+from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.topic_manifest import Archiving
+from tieringd.metrics import Metrics
+from tieringd.model.partition import LogBounds, TopicIdPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tieringd.broker.base import Broker
+    from tieringd.config import Config, TopicConfig
+    from tieringd.daemon.assembly import Archive
+    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLook:
+    """One partition, as far as it is known here."""
+
+    partition: TopicIdPartition
+    manifest: PartitionManifest | None
+    log: LocalLog | None
+    """None where this broker has no replica, or its files could not be read."""
+    bounds: LogBounds | None
+    """None where this broker does not lead the partition, or did not tell."""
+    is_held: bool
+    is_led: bool
+    problem: str = ""
+    """Why *log* or *bounds* are not known although they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLook:
+    """A topic, and each of its partitions in order."""
+
+    key: TopicKey
+    config: TopicConfig
+    is_paused: bool
+    partitions: tuple[PartitionLook, ...]
+
+
+async def look_at_topic(config: Config, topic: str, *, number: int | None = None) -> TopicLook:
+    """
+    Look at *topic*, or only at its partition *number*.
+
+    Raises:
+        ObjectNotFound: Neither this broker nor the bucket has the topic, or it has no such partition.
+        BrokerUnavailable: The broker does not answer.
+    """
+    async with opened_archive(config, Metrics()) as archive, opened_broker(config) as broker:
+        return await look_with(config, archive, broker, topic, number=number)
+
+
+async def look_with(
+    config: Config, archive: Archive, broker: Broker, topic: str, *, number: int | None = None
+) -> TopicLook:
+    """Look as `look_at_topic` does, at an archive and a broker that are open already."""
+    held, view = await _held(config, archive, broker, topic)
+    key, known = await _identified(archive, await broker.cluster_id(), topic, held)
+    properties = (await broker.topic_configs([topic])).get(topic, {})
+    numbers = _numbers(held, view, topic, known)
+    if number is not None:
+        if number not in numbers:
+            raise ObjectNotFound(f"topic {topic} has {len(numbers)} partitions, and none is number {number}")
+        numbers = range(number, number + 1)
+    return TopicLook(
+        key,
+        config.topic(topic, properties, known),
+        is_paused=known is not None and known.archiving is Archiving.PAUSED,
+        partitions=await _looks(archive, broker, key, {n: held.get(n) for n in numbers}, view),
+    )
+
+
+async def _held(
+    config: Config, archive: Archive, broker: Broker, topic: str
+) -> tuple[dict[int, LocalPartition], ClusterView]:
+    """Return the replicas on this host by number; directories of an earlier incarnation are none."""
+    scan = await asyncio.to_thread(archive.layout.scan, [str(path) for path in config.broker.log_dirs])
+    found = [one for one in scan.partitions if one.topic_partition.topic == topic]
+    view = await broker.replicas(found)
+    held = {
+        one.topic_partition.partition: replace(one, topic_id=view.topic_ids.get(topic, one.topic_id))
+        for one in found
+        if one.topic_partition in view.replicas
+    }
+    return held, view
+
+
+async def _identified(
+    archive: Archive, cluster: str, topic: str, held: Mapping[int, LocalPartition]
+) -> tuple[TopicKey, TopicManifest | None]:
+    """Return which incarnation of *topic* to look at: the broker's, else the latest in the bucket."""
+    for one in held.values():
+        key = TopicKey(cluster, topic, one.topic_id)
+        return key, await archive.manifests.load_topic(key)
+    try:
+        latest = (await archive.catalog.topic(topic)).topic
+    except ObjectNotFound as error:
+        raise ObjectNotFound(f"neither this broker nor the bucket has a topic named {topic}") from error
+    return latest.key, latest
+
+
+def _numbers(
+    held: Mapping[int, LocalPartition], view: ClusterView, topic: str, known: TopicManifest | None
+) -> range:
+    archived = known.partition_count if known else 0
+    return range(max(archived, view.partition_counts.get(topic, 0), *(number + 1 for number in held), 0))
+
+
+async def _looks(
+    archive: Archive,
+    broker: Broker,
+    key: TopicKey,
+    held: Mapping[int, LocalPartition | None],
+    view: ClusterView,
+) -> tuple[PartitionLook, ...]:
+    names = [TopicIdPartition(key.cluster, key.topic, key.topic_id, number) for number in held]
+    stored = await asyncio.gather(*(archive.manifests.load(name) for name in names))
+    looks: list[PartitionLook] = []
+    for name, found, local in zip(names, stored, held.values(), strict=True):
+        log, problem = None, ""
+        if local is not None:
+            try:
+                log = await asyncio.to_thread(_read, archive, local, found.manifest)
+            except (LocalFileError, CorruptDataError) as error:
+                problem = str(error)
+        replica = view.replicas.get(name.topic_partition) if local else None
+        is_led = replica is not None and replica.is_leader
+        looks.append(PartitionLook(name, found.manifest, log, None, local is not None, is_led, problem))
+    return await _with_bounds(broker, looks)
+
+
+def _read(archive: Archive, local: LocalPartition, manifest: PartitionManifest | None) -> LocalLog:
+    translation = manifest.translation if manifest else None
+    return archive.layout.read_log(local, () if translation is None else (translation,))
+
+
+async def _with_bounds(broker: Broker, looks: Sequence[PartitionLook]) -> tuple[PartitionLook, ...]:
+    found = await broker.log_bounds([one.log for one in looks if one.is_led and one.log is not None])
+    done: list[PartitionLook] = []
+    for one in looks:
+        bounds = found.get(one.partition.topic_partition)
+        if isinstance(bounds, LogBounds):
+            done.append(replace(one, bounds=bounds))
+        else:
+            done.append(one if bounds is None else replace(one, problem=str(bounds)))
+    return tuple(done)

@@ -1,0 +1,140 @@
+"""What looks after the disks: the monitor, degraded mode, the ballast file and the space manager."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.broker.filesystems import LocalFilesystems
+from tieringd.services.ballast import Ballast, BallastSettings
+from tieringd.services.degraded_mode import DegradedMode, DegradedParts, DegradedSettings
+from tieringd.services.disk_monitor import DiskMonitor
+from tieringd.services.disk_state_board import DiskStateBoard
+from tieringd.services.producer_brake import ProducerBrake
+from tieringd.services.space_manager import SpaceManager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.broker.base import Broker
+    from tieringd.config import Config
+    from tieringd.metrics import Metrics
+    from tieringd.services.reconciler import Reconciler
+    from tieringd.storage.base import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class DiskParts:
+    """The parts that look after the disks of one broker."""
+
+    monitor: DiskMonitor
+    degraded: DegradedMode | None
+    """Only beside a Kafka broker: Redpanda refuses writes itself, and without a broker there are none."""
+    ballast: Ballast | None
+    """Only when it is wanted."""
+    space: SpaceManager
+
+    def start(self) -> list[asyncio.Task[object]]:
+        """
+        Return the tasks that run until they are cancelled.
+
+        Their order says nothing. Who acts on the monitor's state does nothing before there is one,
+        and is told of it; the space manager needs none of the others.
+        """
+        parts = (self.monitor, self.degraded, self.ballast, self.space)
+        return [asyncio.create_task(part.run()) for part in parts if part is not None]
+
+    def set_config(self, config: Config) -> None:
+        """Let running parts work by *config*, as far as it can change while they run."""
+        self.monitor.set_settings(config.disk_alerts)
+        self.space.set_config(config)
+        if self.degraded is not None:
+            self.degraded.set_settings(_degraded_settings(config))
+        if self.ballast is not None:
+            self.ballast.set_settings(_ballast_settings(config))
+
+
+def disk_parts(
+    config: Config,
+    metrics: Metrics,
+    store: ObjectStore,
+    broker: Broker,
+    *,
+    reconciler: Reconciler,
+    now_ms: Callable[[], int],
+) -> DiskParts:
+    """Build them; nothing runs yet."""
+    monitor = DiskMonitor(
+        LocalFilesystems(),
+        log_dirs=[str(path) for path in config.broker.log_dirs],
+        cache_dir=None,
+        settings=config.disk_alerts,
+        metrics=metrics,
+        now=time.monotonic,
+    )
+    degraded = ballast = None
+    if config.broker.kind == "kafka":
+        degraded = _degraded(config, metrics, store, broker, monitor=monitor, now_ms=now_ms)
+        monitor.listen(degraded.hint)
+    if config.tune_ballast_file:
+        ballast = ballast_of(config, metrics)
+        monitor.listen(ballast.hint)
+    space = SpaceManager(config, reconciler=reconciler, metrics=metrics, now_ms=now_ms)
+    return DiskParts(monitor, degraded, ballast, space)
+
+
+def ballast_of(config: Config, metrics: Metrics) -> Ballast:
+    """Return the keeper of the ballast file, whether or not the daemon is to keep one."""
+    log_dirs = config.broker.log_dirs
+    if config.ballast_file_path is not None:
+        candidates = [config.ballast_file_path]
+    else:
+        beside = log_dirs[0].parent / f".{log_dirs[0].name}.tieringd-ballast"
+        candidates = [config.state_directory / "ballast", beside]
+    return Ballast(
+        [str(path) for path in candidates],
+        log_dirs=[str(path) for path in log_dirs],
+        filesystems=LocalFilesystems(),
+        settings=_ballast_settings(config),
+        metrics=metrics,
+    )
+
+
+def _degraded(
+    config: Config,
+    metrics: Metrics,
+    store: ObjectStore,
+    broker: Broker,
+    *,
+    monitor: DiskMonitor,
+    now_ms: Callable[[], int],
+) -> DegradedMode:
+    async def connect() -> DegradedParts:
+        cluster, node_id = await broker.cluster_id(), await broker.node_id()
+        board = DiskStateBoard(store, cluster=cluster, node_id=node_id, now_ms=now_ms, now=time.monotonic)
+        brake = ProducerBrake(store, broker, cluster=cluster, node_id=node_id, now_ms=now_ms)
+        return DegradedParts(board, brake)
+
+    return DegradedMode(
+        connect,
+        own_state=lambda: monitor.state,
+        settings=_degraded_settings(config),
+        metrics=metrics,
+    )
+
+
+def _degraded_settings(config: Config) -> DegradedSettings:
+    # Until there is a gateway that refuses, refusing is the same as throttling.
+    return DegradedSettings(
+        holds_back=config.storage_degraded_action != "alert", rate=config.storage_degraded_producer_byte_rate
+    )
+
+
+def _ballast_settings(config: Config) -> BallastSettings:
+    return BallastSettings(
+        size_bytes=config.ballast_file_size,
+        alerts=config.disk_alerts,
+        releases=config.ballast_release_when_degraded,
+    )

@@ -1,0 +1,86 @@
+"""
+One plan for the disks, made for a person who asks: nothing is trimmed, and no daemon need run.
+
+It is made by the same policies as the daemon's own, from what the disks, the broker and the
+bucket say now. Only the turn (which partition gives first) is the running daemon's secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tieringd.broker.disk_use import directory_uses
+from tieringd.daemon.assembly import opened_archive, opened_broker, wall_clock_ms
+from tieringd.errors import LocalFileError
+from tieringd.metrics import Metrics
+from tieringd.policies.disk_areas import plan_spaces
+from tieringd.services.observer import Observer
+from tieringd.services.pinner import Pinner
+from tieringd.services.space_manager import SpaceReport, area_settings, plan_for
+from tieringd.services.topic_registry import TopicRegistry
+
+if TYPE_CHECKING:
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import Leadership
+    from tieringd.services.observer import World
+
+_LOADS_AT_ONCE = 16
+
+
+async def plan_space_once(config: Config) -> tuple[SpaceReport, ...]:
+    """
+    Return what each filesystem with a log directory would give up now.
+
+    Raises:
+        LocalFileError: A log directory cannot be measured.
+        BrokerUnavailable: The broker does not answer.
+        StorageUnavailable: The object store does not answer.
+    """
+    metrics, log_dirs = Metrics(), [str(path) for path in config.broker.log_dirs]
+    async with opened_archive(config, metrics) as archive, opened_broker(config) as broker:
+        registry = TopicRegistry(archive.store, archive.manifests)
+        await registry.refresh(await broker.cluster_id())
+        observer = Observer(
+            config,
+            broker=broker,
+            metrics=metrics,
+            pinner=Pinner({}, budget_bytes=0, metrics=metrics),
+            registry=registry,
+            manifests=archive.manifests,
+            layout=archive.layout,
+        )
+        world = await observer.look()
+        manifests = await _manifests(archive, world)
+    try:
+        uses = await asyncio.to_thread(directory_uses, log_dirs)
+    except OSError as error:
+        path = str(error.filename)
+        raise LocalFileError(f"{path}: it cannot be measured: {error.strerror}", path=path) from error
+    return tuple(
+        SpaceReport(
+            space,
+            plan_for(
+                world,
+                space,
+                manifest_of=manifests.get,
+                obstacle_of=lambda _: "",
+                cursor=None,
+                now_ms=wall_clock_ms(),
+            ),
+        )
+        for space in plan_spaces(uses, None, area_settings(config))
+    )
+
+
+async def _manifests(archive: Archive, world: World) -> dict[Leadership, PartitionManifest | None]:
+    slots = asyncio.Semaphore(_LOADS_AT_ONCE)
+
+    async def load(leadership: Leadership) -> PartitionManifest | None:
+        async with slots:
+            return (await archive.manifests.load(leadership.partition)).manifest
+
+    found = await asyncio.gather(*(load(one) for one in world.wanted))
+    return dict(zip(world.wanted, found, strict=True))
