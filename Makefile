@@ -6,7 +6,7 @@ BROKER ?= none
 BENCH ?= upload
 BIN := .venv/bin
 
-.PHONY: help install install-dev kafka azurite demo test sim soak check format bench clean
+.PHONY: help install install-dev kafka azurite promtool demo test sim soak check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -31,6 +31,9 @@ kafka: .venv/.installed-dev ## Fetch Kafka's jars through Maven (into ~/.cache/t
 azurite: .venv/.installed-dev ## Fetch Azurite through npm (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.azurite
 
+promtool: .venv/.installed-dev ## Fetch promtool from Debian's package (into ~/.cache/tieringd)
+	$(BIN)/python -m tests.support.promtool
+
 ifeq ($(BROKER),kafka)
 demo: kafka
 DEMO := python -m tests.support.kafka_demo
@@ -41,7 +44,7 @@ endif
 demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker and SeaweedFS)
 	$(BIN)/$(DEMO)
 
-test: kafka azurite ## Run every test, on real components
+test: kafka azurite promtool ## Run every test, on real components
 	$(BIN)/pytest $(TESTS)
 
 sim: .venv/.installed-dev ## Run more simulated histories (SEEDS=2000)

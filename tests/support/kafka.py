@@ -223,7 +223,7 @@ class KafkaCluster:
         controllers = {node.node_id: f"127.0.0.1:{next(ports)}" for node in nodes}
         voters = ",".join(f"{node_id}@{address}" for node_id, address in controllers.items())
         for node in nodes:
-            node.directory.mkdir(parents=True)
+            node.directory.mkdir(parents=True, exist_ok=True)
             node.listener_ports = {listener.name: next(ports) for listener in listeners}
             settings = {
                 "controller.quorum.voters": voters,

@@ -96,8 +96,11 @@ def configuration(cluster: KafkaCluster, store: SeaweedFS, directory: Path) -> P
         "cloud_storage_api_endpoint_port": int(store.endpoint_url.rpartition(":")[2]),
         "cloud_storage_disable_tls": True,
         "cloud_storage_reconciliation_interval_ms": "1s",
+        "retention_local_strict": True,
         "retention_local_target_bytes_default": "2MiB",
         "retention_local_target_ms_default": "1s",
+        # A laptop with less than 5 GiB free has room for a demo, and its producer is not to be held back.
+        "storage_min_free_bytes": 0,
         "admin": {"port": 0},
         "log": {"format": "console"},
     }

@@ -1,0 +1,81 @@
+"""A real broker on a disk of its own that is a third of what is written to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from tests.e2e.archives import assert_whole, read_records
+from tests.e2e.conftest import BUCKET
+from tests.e2e.sample_topics import consumed
+from tests.support.daemon import kafka_config, running_daemon, write_config
+from tests.support.kafka import KafkaCluster
+from tests.support.small_disks import small_disk_at
+
+_DISK_BYTES = 96 << 20
+_VALUE_BYTES = 64 << 10
+_COUNT = 3 * _DISK_BYTES // _VALUE_BYTES
+_BATCH = 64
+SMALL_SEGMENTS = {"segment.bytes": str(1 << 20), "retention.ms": "-1", "file.delete.delay.ms": "100"}
+
+
+@pytest.fixture
+async def cluster(tmp_path):
+    """Give a broker whose log directory is a small filesystem of its own."""
+    with small_disk_at(tmp_path / "disk", _DISK_BYTES) as root:
+        cluster = await KafkaCluster.start(root)
+        try:
+            yield cluster
+        finally:
+            await cluster.stop()
+
+
+@pytest.fixture
+def config(cluster, seaweedfs, prefix, tmp_path):
+    """Give a configuration whose local targets are only advice, and whose disk leaves the logs two fifths."""
+    settings = kafka_config(
+        cluster,
+        seaweedfs,
+        tmp_path / "state",
+        bucket=BUCKET,
+        prefix=prefix,
+        retention_local_strict=False,
+        retention_local_trim_interval="500ms",
+        retention_local_target_capacity_percent=40,
+        storage_min_free_bytes=0,
+        pin_segments=False,
+        cloud_storage_enable_remote_write=True,
+    )
+    return write_config(tmp_path / "tieringd.yaml", settings)
+
+
+def values(count: int) -> list[bytes]:
+    return [number.to_bytes(8, "big") * (_VALUE_BYTES // 8) for number in range(count)]
+
+
+async def test_broker_whose_disk_is_too_small_never_fills_it(cluster, config, topic):
+    """Three times the disk is written; nothing is lost, and the disk is never full."""
+    await cluster.create_topic(topic, configs=SMALL_SEGMENTS)
+    written, most_used = values(_COUNT), 0.0
+    with running_daemon(config) as daemon:
+        for first in range(0, _COUNT, _BATCH):
+            await cluster.produce(topic, written[first : first + _BATCH], max_batch_size=_VALUE_BYTES * 2)
+            found = os.statvfs(cluster.log_dir(1))
+            most_used = max(most_used, 1 - found.f_bavail / found.f_blocks)
+            # About as fast as the store takes it: a producer that is faster is degraded mode's business.
+            await asyncio.sleep(0.2)
+        daemon.until(
+            lambda: (daemon.metric("tieringd_space_log_bytes") or 0) <= 0.45 * _DISK_BYTES,
+            "the logs are within their area",
+        )
+        assert daemon.metric("tieringd_space_planned_bytes_total") > 0
+        local = await consumed(cluster, topic, "read_uncommitted")
+        archived = read_records(config, topic)
+    assert most_used < 0.95
+    assert_whole(config)
+    first_local = local[0].offset
+    assert first_local > 0
+    seen = [one.value for one in archived if one.offset < first_local] + [one.value for one in local]
+    assert seen == written

@@ -1,0 +1,120 @@
+"""Total retention beside a real broker: Amazon MSK's example with seconds for days, and by size."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from tests.e2e.archives import archived_manifest, assert_whole, closed_segments, data_keys, read_records
+from tests.e2e.sample_topics import SEGMENTS, consumed
+from tests.support.daemon import run_json, run_well, running_daemon
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LOCAL_MS, _TOTAL_MS = 8_000, 25_000
+_VALUES = [bytes([number]) * 100_000 for number in range(15)]
+"""One closed segment of a MiB, and an active one."""
+_PACE = {"cloud_storage_housekeeping_interval_ms": "500ms", "archive_delete_delay_ms": "500ms"}
+
+
+def directory_of(kafka, topic) -> Path:
+    return kafka.log_dir() / f"{topic}-0"
+
+
+def seconds_since(time_ms: int) -> float:
+    return time.time() - time_ms / 1000
+
+
+async def test_msk_example_from_t0_to_t3(kafka, write_kafka_config, objects, topic):
+    """Copied once closed; off the disk after local retention, out of the archive after retention."""
+    managed = {"remote.storage.enable": True, "tieringd.managed.retention": True}
+    config = write_kafka_config(topics={topic: managed}, **_PACE)
+    retention = {"retention.ms": str(_TOTAL_MS), "local.retention.ms": str(_LOCAL_MS)}
+    await kafka.create_topic(topic, configs=SEGMENTS | retention)
+    directory = directory_of(kafka, topic)
+    await kafka.produce(topic, _VALUES, max_batch_size=200_000)
+    before = await consumed(kafka, topic, "read_uncommitted")
+    (zero,) = closed_segments(directory)
+    newest_ms = max(one.timestamp_ms for one in before)
+
+    with running_daemon(config) as daemon:
+        # T1: copied as soon as it is tiered, and still local; the active segment is not eligible.
+        daemon.until(lambda: daemon.next_offset(topic), "segment 0 is in the archive")
+        (stored,) = archived_manifest(objects, topic).segments
+        assert stored.base_offset == zero
+        assert list(closed_segments(directory)) == [zero]
+        archived = read_records(config, topic)
+        assert archived == before[: stored.last_offset + 1]
+
+        # T2: past local retention it goes from the broker, and stays in the archive.
+        daemon.until(lambda: not closed_segments(directory), "segment 0 has left the disk")
+        assert seconds_since(stored.max_timestamp_ms) >= _LOCAL_MS / 1000
+        assert len(archived_manifest(objects, topic).segments) == 1
+        assert read_records(config, topic) == archived
+
+        # T3: past retention it goes from the archive: out of the manifest, and then out of the bucket.
+        daemon.until(lambda: not archived_manifest(objects, topic).segments, "segment 0 has expired")
+        assert seconds_since(stored.max_timestamp_ms) >= _TOTAL_MS / 1000
+        daemon.until(lambda: not data_keys(objects), "its objects are deleted")
+        daemon.until(lambda: not archived_manifest(objects, topic).retired, "and the manifest says so")
+        assert daemon.metric("tieringd_archive_expired_segments_total", topic=topic) == 1
+        assert daemon.metric("tieringd_archive_deleted_segments_total", topic=topic) == 1
+
+        # The active segment is never touched: it never closed, however old its records are.
+        while seconds_since(newest_ms) < 1.2 * _TOTAL_MS / 1000:
+            daemon.until_rounds(1)
+        assert [path.name for path in directory.glob("*.log")] == [f"{stored.next_offset:020d}.log"]
+        assert await consumed(kafka, topic, "read_uncommitted") == before[stored.next_offset :]
+        assert archived_manifest(objects, topic).start_offset == stored.next_offset
+        explained = run_json("explain", topic, "0", "--config", str(config))
+        assert explained["total_retention_ms"] == _TOTAL_MS
+        assert explained["expired_offset"] == stored.next_offset
+    assert_whole(config)
+
+    # What was taken over goes back as it was.
+    run_well("topic", "release", topic, "--config", str(config))
+    async with kafka.admin() as admin:
+        (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+    settings = {name: value for *_, entries in answer.resources for name, value, *_ in entries}
+    assert settings["retention.ms"] == str(_TOTAL_MS)
+
+
+async def test_partition_is_kept_within_its_bytes_over_both_tiers(kafka, write_kafka_config, objects, topic):
+    """Size removal goes on until at or under the limit, however much of it is on the broker as well."""
+    limit_bytes = 3 << 20
+    config = write_kafka_config(
+        topics={
+            topic: {
+                "remote.storage.enable": True,
+                "retention.bytes": limit_bytes,
+                "local.retention.bytes": 1 << 20,
+            }
+        },
+        **_PACE,
+    )
+    await kafka.create_topic(topic, configs=SEGMENTS)
+    directory = directory_of(kafka, topic)
+    await kafka.produce(topic, _VALUES * 6, max_batch_size=200_000)
+    before = await consumed(kafka, topic, "read_uncommitted")
+    closed = closed_segments(directory)
+    active_bytes = max(directory.glob("*.log")).stat().st_size
+
+    with running_daemon(config) as daemon:
+        daemon.until(
+            lambda: daemon.next_offset(topic) == max(int(path.stem) for path in directory.glob("*.log")),
+            "all closed segments are archived",
+        )
+        daemon.until(lambda: archived_manifest(objects, topic).start_offset, "the oldest have expired")
+        manifest = archived_manifest(objects, topic)
+        daemon.until(lambda: len(data_keys(objects)) == len(manifest.segments), "their objects are deleted")
+        daemon.until_rounds(3)
+
+    manifest = archived_manifest(objects, topic)
+    kept = manifest.segments.total_bytes + active_bytes
+    oldest_gone = max(base for base in closed if base < manifest.start_offset)
+    assert kept <= limit_bytes < kept + len(closed[oldest_gone])
+    assert read_records(config, topic) == before[manifest.start_offset : manifest.next_offset]
+    assert_whole(config)
