@@ -104,9 +104,19 @@ def archived_bytes(config: Path, topic: str, number: int = 0) -> bytes:
 
 
 def read_records(config: Path, topic: str, *options: str, number: int = 0) -> list[SeenRecord]:
-    """Return the records that `tieringd read` prints of a partition."""
+    """Return the records that `tieringd read --archive-only` prints of a partition."""
+    return read_log(config, topic, "--archive-only", *options, number=number)
+
+
+def read_log(config: Path, topic: str, *options: str, number: int = 0) -> list[SeenRecord]:
+    """Return the records that `tieringd read` prints of a partition: the archive's, then the broker's."""
     printed = run_well("read", topic, "--partition", str(number), "--config", str(config), *options)
-    return [_record(json.loads(line)) for line in printed.splitlines()]
+    return [printed_record(line) for line in printed.splitlines()]
+
+
+def printed_record(line: bytes) -> SeenRecord:
+    """Return the record that a line of `tieringd read` holds."""
+    return _record(json.loads(line))
 
 
 def _record(document: Mapping[str, Any]) -> SeenRecord:

@@ -93,6 +93,14 @@ class KafkaBroker:
             await self._metadata(())
         return self._require_node_id()
 
+    async def topic_id(self, topic: str) -> str | None:
+        """Return the id of the topic that has this name now; None where the cluster has none, or no ids."""
+        for found in (await self._metadata({topic})).topics:
+            if found.name == topic and found.error_code is ErrorCode.none:
+                identity = _topic_id(getattr(found, "topic_id", None))
+                return None if identity == NO_TOPIC_ID else identity
+        return None
+
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """
         Return what this broker is to each partition among *found*.

@@ -190,7 +190,7 @@ class KafkaConnections:
         _check(settings)
         self.bootstrap: tuple[tuple[str, int], ...] = _addresses(settings.bootstrap)
         self._settings = settings
-        self._tls = _tls_context(settings)
+        self._tls = tls_context(settings)
         self._open: dict[tuple[str, int], AIOKafkaConnection] = {}
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
 
@@ -311,7 +311,8 @@ def _addresses(bootstrap: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
     return addresses
 
 
-def _tls_context(settings: KafkaSettings) -> ssl.SSLContext | None:
+def tls_context(settings: KafkaSettings) -> ssl.SSLContext | None:
+    """Return how to trust and authenticate the brokers; None where the connection is not encrypted."""
     if not settings.security_protocol.endswith("SSL"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""`tieringd read`: records of the archive as JSON, one a line."""
+"""`tieringd read`: a partition's records as JSON, one a line, from the archive and then from the broker."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tieringd.cli.options import ConfigFile, loaded, run_async
+from tieringd.cli.read_progress import ReadProgress
+from tieringd.cli.reading import PartitionReading
 from tieringd.daemon.assembly import opened_archive
 from tieringd.metrics import Metrics
 
@@ -52,10 +54,24 @@ def read(
     output: Annotated[
         RecordFormat, typer.Option("--format", "-f", help="JSON: keys and values in base64.")
     ] = RecordFormat.JSON,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with what comes, until interrupted.")
+    ] = False,
+    archive_only: Annotated[
+        bool, typer.Option("--archive-only", help="Leave the broker alone, and end with the archive.")
+    ] = False,
+    progress: Annotated[
+        bool | None, typer.Option(help="Tell on standard error how far it is; a terminal gets that anyway.")
+    ] = None,
 ) -> None:
-    """Print archived records, one a line, from the first archived offset or where told to begin."""
+    """
+    Print a partition's records, one a line, from the first archived offset or where told to begin.
+
+    Where the archive ends, the broker goes on.
+    """
     if offset is not None and timestamp is not None:
         raise typer.BadParameter("give --offset or --timestamp, not both")
+    is_told = progress if progress is not None else sys.stderr.isatty() and not sys.stdout.isatty()
     run_async(
         _read(
             loaded(config),
@@ -66,6 +82,9 @@ def read(
             count=count,
             read_committed=isolation is Isolation.READ_COMMITTED,
             as_json=output is RecordFormat.JSON,
+            follow=follow,
+            archive_only=archive_only,
+            progress=ReadProgress(is_told=is_told),
         )
     )
 
@@ -80,26 +99,37 @@ async def _read(
     count: int | None,
     read_committed: bool,
     as_json: bool,
+    follow: bool,
+    archive_only: bool,
+    progress: ReadProgress,
 ) -> None:
     async with opened_archive(config, Metrics()) as archive:
         manifest = await archive.catalog.partition(topic, partition)
-        if timestamp_ms is not None:
-            offset = await archive.records.offset_for_time(manifest, timestamp_ms)
-        left = count
-        if left == 0:
+        if count == 0:
             return
-        records = archive.records.records(
-            manifest, from_offset=offset or 0, read_committed=read_committed, on_gap=_report_gap
+        reading = PartitionReading(
+            config,
+            archive,
+            manifest.partition,
+            read_committed=read_committed,
+            on_gap=_report_gap,
+            archive_only=archive_only,
         )
+        left = count
+        records = reading.records(offset=offset, timestamp_ms=timestamp_ms, follow=follow)
         async with aclosing(records):
             async for record in records:
                 document = _document(topic, partition, record)
                 sys.stdout.write(json.dumps(document) + "\n" if as_json else _line(record))
+                if follow:
+                    sys.stdout.flush()
+                progress.note(record, end_offset=None if follow else reading.end_offset)
                 if left is not None:
                     left -= 1
                     if left == 0:
                         break
         sys.stdout.flush()
+        progress.end()
 
 
 def _document(topic: str, partition: int, record: Record) -> dict[str, Any]:

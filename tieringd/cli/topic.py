@@ -19,7 +19,8 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.assembly import opened_archive, opened_broker
+from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.beside import opened_broker
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.metrics import Metrics

@@ -11,7 +11,8 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tieringd.daemon.assembly import opened_archive, opened_broker
+from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.beside import opened_broker
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving

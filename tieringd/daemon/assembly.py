@@ -19,10 +19,8 @@ from urllib.parse import quote
 
 import structlog
 
-from tieringd.broker.directory import DirectoryBroker
-from tieringd.broker.kafka import KafkaBroker, KafkaSettings
-from tieringd.broker.layout import KafkaLayout, Layout, RedpandaLayout
 from tieringd.broker.pins import PinDirectory, pin_root
+from tieringd.daemon.beside import layout_of, opened_broker
 from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
@@ -58,6 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from tieringd.broker.base import Broker
+    from tieringd.broker.layout import Layout
     from tieringd.config import Config
     from tieringd.metrics import Metrics
     from tieringd.model.partition import Leadership
@@ -139,7 +138,7 @@ async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "
     """Open the bucket for the time of the context; *writer_id* matters only to those who write."""
     async with opened_store(config, metrics) as store:
         manifests = ManifestStore(store, writer_id=writer_id, now_ms=wall_clock_ms)
-        layout = _layout(config)
+        layout = layout_of(config)
         gate = UploadGate(UploadPace(max_uploads(config), None), timers=asyncio.get_running_loop())
         remote_log = RemoteLog(
             store,
@@ -202,16 +201,6 @@ def upload_limits(config: Config) -> UploadLimits:
         # Redpanda's segments are re-framed whole, so parts of one are not uploaded.
         cuts_segments=config.broker.kind != "redpanda",
     )
-
-
-@asynccontextmanager
-async def opened_broker(config: Config) -> AsyncIterator[Broker]:
-    """Open the way to the broker beside us, or to the directory where there is none."""
-    broker = await _broker(config)
-    try:
-        yield broker
-    finally:
-        await broker.close()
 
 
 def _reconciler(
@@ -311,44 +300,6 @@ def _pin_directories(config: Config) -> dict[str, PinDirectory]:
         else:
             directories[str(log_dir)] = PinDirectory(root)
     return directories
-
-
-async def _broker(config: Config) -> Broker:
-    log_dirs = [str(path) for path in config.broker.log_dirs]
-    scan = await asyncio.to_thread(_layout(config).scan, log_dirs)
-    if config.broker.kind == "none":
-        named = "cluster_id" in config.model_fields_set
-        # Files that a broker left keep the cluster's own id, so that its archive goes on.
-        return DirectoryBroker(
-            log_dirs, cluster_id=config.cluster_id if named else scan.cluster_id or config.cluster_id
-        )
-    security = config.broker.security
-    password = security.sasl_password
-    return KafkaBroker(
-        KafkaSettings(
-            bootstrap=config.broker.bootstrap,
-            has_topic_ids_on_disk=config.broker.kind != "redpanda",
-            node_id=config.broker.node_id if config.broker.node_id is not None else scan.node_id,
-            security_protocol=security.protocol,
-            sasl_mechanism=security.sasl_mechanism,
-            sasl_username=security.sasl_username,
-            sasl_password=password.get_secret_value() if password else None,
-            ssl_ca_file=_text(security.ssl_ca_file),
-            ssl_cert_file=_text(security.ssl_cert_file),
-            ssl_key_file=_text(security.ssl_key_file),
-        )
-    )
-
-
-def _layout(config: Config) -> Layout:
-    """Return how the broker lays out its files."""
-    if config.broker.kind == "redpanda":
-        return RedpandaLayout(str(config.state_directory / "spool"))
-    return KafkaLayout()
-
-
-def _text(path: os.PathLike[str] | None) -> str | None:
-    return None if path is None else os.fspath(path)
 
 
 @contextmanager

@@ -11,7 +11,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tieringd.broker.disk_use import directory_uses
-from tieringd.daemon.assembly import opened_archive, opened_broker, wall_clock_ms
+from tieringd.daemon.assembly import opened_archive, wall_clock_ms
+from tieringd.daemon.beside import opened_broker
 from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
 from tieringd.policies.disk_areas import plan_spaces

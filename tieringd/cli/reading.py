@@ -1,0 +1,133 @@
+"""
+A partition as one log: what is archived, and behind it what only the broker has.
+
+The archive is read first. Where it ends the cluster goes on, if there is one and it answers: reading
+a bucket on a host without a broker works as well, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import typer
+
+from tieringd.broker.kafka import KafkaBroker
+from tieringd.broker.kafka_tail import KafkaTail
+from tieringd.daemon.beside import kafka_settings
+from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.model.manifest import Gap
+from tieringd.services.log_reader import LogReader
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable
+
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.formats.records import Record
+    from tieringd.model.partition import TopicIdPartition
+
+_NOT_COPIED = "the broker removed these offsets before they were copied"
+
+
+class PartitionReading:
+    """One reading of one partition, by offset or by time, to its end or for ever."""
+
+    def __init__(
+        self,
+        config: Config,
+        archive: Archive,
+        partition: TopicIdPartition,
+        *,
+        read_committed: bool,
+        on_gap: Callable[[Gap], None],
+        archive_only: bool,
+    ) -> None:
+        """Take the parts; *archive_only* leaves the broker alone."""
+        self._config = config
+        self._archive = archive
+        self._partition = partition
+        self._read_committed = read_committed
+        self._on_gap = on_gap
+        self._has_tail = config.broker.kind != "none" and not archive_only
+        self._interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
+        self.next_offset = 0
+        self.end_offset: int | None = None
+        """Where this reading will end, as far as that is known."""
+
+    async def records(
+        self, *, offset: int | None, timestamp_ms: int | None, follow: bool
+    ) -> AsyncGenerator[Record]:
+        """Yield the records from *offset*, *timestamp_ms* or the archive's start; with *follow* for ever."""
+        manifest = (await self._archive.manifests.load(self._partition)).existing
+        self.end_offset = manifest.next_offset
+        if timestamp_ms is not None:
+            offset = await self._archive.records.offset_for_time(manifest, timestamp_ms)
+            is_later = offset == manifest.next_offset
+        else:
+            is_later = False
+        reader = LogReader(
+            self._partition,
+            manifests=self._archive.manifests,
+            records=self._archive.records,
+            from_offset=manifest.start_offset if offset is None else offset,
+            on_gap=self._on_gap,
+        )
+        while True:
+            async with aclosing(reader.records(read_committed=self._read_committed)) as records:
+                async for record in records:
+                    self.next_offset = record.offset + 1
+                    yield record
+            if self._has_tail:
+                tail = self._tail(reader.next_offset, timestamp_ms if is_later else None, follow=follow)
+                async with aclosing(tail) as records:
+                    async for record in records:
+                        self.next_offset = record.offset + 1
+                        yield record
+                return
+            if not follow:
+                return
+            await asyncio.sleep(self._interval_seconds)
+
+    async def _tail(
+        self, from_offset: int, timestamp_ms: int | None, *, follow: bool
+    ) -> AsyncGenerator[Record]:
+        """Yield what the cluster has from *from_offset* on, or from *timestamp_ms* where that is later."""
+        name = self._partition.topic_partition
+        try:
+            if await self._is_another_topic():
+                typer.echo(
+                    f"the archive ends at offset {from_offset}: it is of an earlier topic {name.topic}, "
+                    "which was deleted; the one that the cluster has now is another",
+                    err=True,
+                )
+                return
+            async with KafkaTail(
+                kafka_settings(self._config), name, read_committed=self._read_committed
+            ) as tail:
+                first_offset, end_offset = await tail.bounds()
+                if timestamp_ms is not None:
+                    later = await tail.offset_for_time(timestamp_ms)
+                    from_offset = max(from_offset, end_offset if later is None else later)
+                elif first_offset > from_offset:
+                    self._on_gap(Gap(from_offset, first_offset - 1, _NOT_COPIED, 0))
+                    from_offset = first_offset
+                self.end_offset = max(end_offset, from_offset)
+                reading = tail.records(from_offset=from_offset, end_offset=None if follow else end_offset)
+                async with aclosing(reading) as records:
+                    async for record in records:
+                        yield record
+        except (BrokerUnavailable, BrokerDenied) as error:
+            if follow:
+                raise
+            typer.echo(f"the archive ends at offset {from_offset}, and {error}", err=True)
+
+    async def _is_another_topic(self) -> bool:
+        """Say whether the name is that of a topic which was created after the archived one was deleted."""
+        broker = KafkaBroker(kafka_settings(self._config))
+        try:
+            found = await broker.topic_id(self._partition.topic)
+        finally:
+            await broker.close()
+        return found is not None and found != self._partition.topic_id

@@ -1,0 +1,69 @@
+"""What is beside the daemon, opened by its configuration: the broker, its files, its topics' tails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from tieringd.broker.directory import DirectoryBroker
+from tieringd.broker.kafka import KafkaBroker, KafkaSettings
+from tieringd.broker.layout import KafkaLayout, Layout, RedpandaLayout
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tieringd.broker.base import Broker
+    from tieringd.config import Config
+
+
+@asynccontextmanager
+async def opened_broker(config: Config) -> AsyncIterator[Broker]:
+    """Open the way to the broker beside us, or to the directory where there is none."""
+    broker = await _broker(config)
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def layout_of(config: Config) -> Layout:
+    """Return how the broker lays out its files."""
+    if config.broker.kind == "redpanda":
+        return RedpandaLayout(str(config.state_directory / "spool"))
+    return KafkaLayout()
+
+
+def kafka_settings(config: Config, *, node_id: int | None = None) -> KafkaSettings:
+    """Return how to reach the broker; *node_id* is what its files say of it."""
+    security = config.broker.security
+    password = security.sasl_password
+    return KafkaSettings(
+        bootstrap=config.broker.bootstrap,
+        has_topic_ids_on_disk=config.broker.kind != "redpanda",
+        node_id=config.broker.node_id if config.broker.node_id is not None else node_id,
+        security_protocol=security.protocol,
+        sasl_mechanism=security.sasl_mechanism,
+        sasl_username=security.sasl_username,
+        sasl_password=password.get_secret_value() if password else None,
+        ssl_ca_file=_text(security.ssl_ca_file),
+        ssl_cert_file=_text(security.ssl_cert_file),
+        ssl_key_file=_text(security.ssl_key_file),
+    )
+
+
+async def _broker(config: Config) -> Broker:
+    log_dirs = [str(path) for path in config.broker.log_dirs]
+    scan = await asyncio.to_thread(layout_of(config).scan, log_dirs)
+    if config.broker.kind == "none":
+        named = "cluster_id" in config.model_fields_set
+        # Files that a broker left keep the cluster's own id, so that its archive goes on.
+        return DirectoryBroker(
+            log_dirs, cluster_id=config.cluster_id if named else scan.cluster_id or config.cluster_id
+        )
+    return KafkaBroker(kafka_settings(config, node_id=scan.node_id))
+
+
+def _text(path: os.PathLike[str] | None) -> str | None:
+    return None if path is None else os.fspath(path)
