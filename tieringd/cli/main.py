@@ -18,6 +18,7 @@ from tieringd.cli.explain import explain_partition
 from tieringd.cli.logdirs import logdirs_app
 from tieringd.cli.logging import configure_logging
 from tieringd.cli.read import read
+from tieringd.cli.recover import recover_app
 from tieringd.cli.run import run
 from tieringd.cli.space import space_app
 from tieringd.cli.topic import topic_app
@@ -38,6 +39,7 @@ app.command(name="explain")(explain_partition)
 app.add_typer(archive_app, name="archive")
 app.add_typer(config_app, name="config")
 app.add_typer(logdirs_app, name="logdirs")
+app.add_typer(recover_app, name="recover")
 app.add_typer(space_app, name="space")
 app.add_typer(topic_app, name="topic")
 

@@ -1,0 +1,294 @@
+"""
+A partition's directory in the log directory of a broker that is stopped, made from an archive.
+
+It is built outside of the log directory, where Kafka would not start with it, on the same filesystem.
+It takes the place of the empty log of a topic that was created for it, in one rename, when all of it
+is there. Nothing here touches a log that holds a record. A crash at any point leaves what was built,
+and the next attempt goes on from there.
+
+All functions block.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.broker.log_dir import read_topic_id
+from tieringd.broker.segment_file import position_of, scan_transactions
+from tieringd.errors import ConfigError, CorruptDataError, LocalFileError
+from tieringd.formats.checkpoints import encode_epoch_checkpoint, encode_partition_metadata
+from tieringd.formats.log_names import FileKind, encode_file_name, parse_file_name
+from tieringd.formats.record_batch import HEADER_BYTES, parse_header
+from tieringd.formats.transactions import TransactionTracker
+from tieringd.model.segment import LocalSegment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tieringd.model.partition import TopicPartition
+    from tieringd.model.segment import BrokerIndexes, EpochStart, RemoteSegment
+
+_BLOCK_BYTES = 1 << 20
+_PARTITION_METADATA = "partition.metadata"
+_EPOCHS = "leader-epoch-checkpoint"
+
+
+def require_stopped(log_dir: Path) -> None:
+    """
+    See that no broker runs on *log_dir*: a running one holds a lock there.
+
+    Raises:
+        ConfigError: One does, or this is no broker's log directory.
+    """
+    if not (log_dir / "meta.properties").is_file():
+        raise ConfigError(
+            f"{log_dir} is not the log directory of a Kafka broker: it has no meta.properties",
+            hint="Format it and start the broker once, create the topics, stop it, and come again",
+        )
+    try:
+        with (log_dir / ".lock").open("r+b") as lock:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ConfigError(
+            f"a broker is running on {log_dir}: it holds {log_dir}/.lock", hint="Stop it first"
+        ) from error
+
+
+class RestoredLog:
+    """One partition's directory in the making."""
+
+    def __init__(self, log_dir: Path, staging: Path, name: TopicPartition) -> None:
+        """Build in *staging*, which is on the filesystem of *log_dir* and outside of it."""
+        self.name = str(name)
+        self.target = log_dir / self.name
+        self._directory = staging / self.name
+        self._aside = staging / f"{self.name}.empty"
+
+    def begin(self) -> None:
+        """
+        See that the place is free, and make the directory to build in.
+
+        Raises:
+            ConfigError: The log directory has no such partition, or records of it.
+            LocalFileError: A directory cannot be made or read.
+        """
+        if not self.target.is_dir() and not self._aside.is_dir():
+            raise ConfigError(
+                f"{self.target} is not there: the broker knows of no partition {self.name}",
+                hint="Start the broker, create the topic with as many partitions as the archive has, "
+                "stop it, and come again",
+            )
+        with _translated(self.target):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for path in sorted(self.target.glob("*.log")) if self.target.is_dir() else ():
+                # Preallocated files have a size before they have a record; a record is not all zeros.
+                if path.stat().st_size and _has_data(path):
+                    raise ConfigError(
+                        f"{path} holds records: a partition is restored only into an empty one",
+                        hint="Restore into another topic, or delete this one and create it again",
+                    )
+
+    def has(self, segment: RemoteSegment) -> bool:
+        """Say whether the segment's file is there already, whole and right: it is read for that."""
+        path = self._path(segment.base_offset, FileKind.LOG)
+        if not path.is_file() or path.stat().st_size != segment.size_bytes:
+            return False
+        checksum = 0
+        with _translated(path), path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                checksum = crc32c(block, checksum)
+        return checksum == segment.crc32c
+
+    def open_segment(self, base_offset: int) -> SegmentWriter:
+        """Begin a segment's file."""
+        return SegmentWriter(self._path(base_offset, FileKind.LOG))
+
+    def write_indexes(self, segment: RemoteSegment, indexes: BrokerIndexes) -> None:
+        """Write the broker's own side files; what is missing the broker builds when it starts."""
+        for base_offset, kind, data in (
+            (segment.base_offset, FileKind.OFFSET_INDEX, indexes.offset_index),
+            (segment.base_offset, FileKind.TIME_INDEX, indexes.time_index),
+            (segment.base_offset, FileKind.TRANSACTION_INDEX, indexes.transaction_index),
+            (segment.next_offset, FileKind.PRODUCER_SNAPSHOT, indexes.producer_snapshot),
+        ):
+            if data:
+                _write_whole(self._path(base_offset, kind), data)
+
+    def open_transactions(self, segments: Iterable[RemoteSegment]) -> tuple[OpenTransaction, ...]:
+        """
+        Return the transactions without a marker in *segments*, whose files are there.
+
+        Raises:
+            CorruptDataError: A header is impossible.
+        """
+        tracker, files = TransactionTracker(), []
+        for segment in segments:
+            files.append(self._local(segment))
+            scan_transactions(files[-1], tracker)
+        return tuple(
+            OpenTransaction(producer_id, first_offset, _producer_epoch(files, first_offset))
+            for producer_id, first_offset in sorted(tracker.open_transactions.items())
+        )
+
+    def write_markers(self, base_offset: int, markers: Sequence[bytes]) -> None:
+        """Write control batches as a segment of their own, behind all others."""
+        _write_whole(self._path(base_offset, FileKind.LOG), b"".join(markers))
+
+    def _local(self, segment: RemoteSegment) -> LocalSegment:
+        path = self._path(segment.base_offset, FileKind.LOG)
+        with _translated(path):
+            found = path.stat()
+        return LocalSegment(
+            segment.base_offset,
+            segment.next_offset,
+            found.st_size,
+            str(path),
+            inode=found.st_ino,
+            modified_ns=found.st_mtime_ns,
+        )
+
+    def finish(self, segments: Iterable[RemoteSegment], epochs: Iterable[EpochStart]) -> None:
+        """
+        Put the directory in the place of the empty one.
+
+        It keeps the topic's id that the broker's cluster gave it.
+
+        Raises:
+            LocalFileError: The disk refuses.
+            CorruptDataError: The empty directory's own files cannot be read.
+        """
+        bounds = [(segment.base_offset, segment.next_offset) for segment in segments]
+        known = {base_offset for base_offset, _ in bounds} | {bounds[-1][1]}
+        with _translated(self._directory):
+            for path in self._directory.iterdir():
+                name = parse_file_name(path.name)
+                # An attempt with other limits may have left segments that are not wanted now.
+                is_known = name is not None and (name.base_offset in known or name.kind is not FileKind.LOG)
+                if not is_known:
+                    path.unlink()
+            empty = self.target if self.target.is_dir() else self._aside
+            topic_id = read_topic_id(str(empty))
+            _write_whole(self._directory / _PARTITION_METADATA, encode_partition_metadata(topic_id))
+            _write_whole(self._directory / _EPOCHS, encode_epoch_checkpoint(epochs))
+            _sync_directory(self._directory)
+            if self.target.is_dir():
+                if self._aside.is_dir():
+                    shutil.rmtree(self._aside)
+                self.target.rename(self._aside)
+            self._directory.rename(self.target)
+            _sync_directory(self.target.parent)
+            shutil.rmtree(self._aside, ignore_errors=True)
+
+    def _path(self, base_offset: int, kind: FileKind) -> Path:
+        return self._directory / encode_file_name(base_offset, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction whose marker is not among what was restored."""
+
+    producer_id: int
+    first_offset: int
+    producer_epoch: int
+
+
+def _producer_epoch(files: Sequence[LocalSegment], first_offset: int) -> int:
+    (file,) = (one for one in files if one.base_offset <= first_offset < (one.next_offset or 0))
+    with Path(file.path).open("rb") as opened:
+        position = position_of(opened.fileno(), file, first_offset)
+        opened.seek(position)
+        return parse_header(opened.read(HEADER_BYTES)).producer_epoch
+
+
+class SegmentWriter:
+    """A segment's file in the making: it has its name only when all of it is there and right."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._part = path.with_name(f"{path.name}.part")
+        self._file = self._part.open("wb")
+        self._checksum = 0
+
+    def write(self, data: memoryview | bytes) -> None:
+        """
+        Append bytes.
+
+        Raises:
+            LocalFileError: The disk refuses; what is half written is removed by `close`.
+        """
+        with _translated(self._part):
+            self._file.write(data)
+        self._checksum = crc32c(data, self._checksum)
+
+    def finish(self, expected: RemoteSegment, *, source: str) -> None:
+        """
+        Give the file its name.
+
+        Raises:
+            CorruptDataError: It is not what the manifest says.
+        """
+        with _translated(self._part):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            size_bytes = self._file.tell()
+        if (size_bytes, self._checksum) != (expected.size_bytes, expected.crc32c):
+            raise CorruptDataError(
+                f"{size_bytes} bytes with checksum {self._checksum:08x} were read, and the manifest says "
+                f"{expected.size_bytes} with {expected.crc32c:08x}",
+                source=source,
+            )
+        with _translated(self._path):
+            self._part.rename(self._path)
+
+    def close(self) -> None:
+        """Close the file, and remove it unless it is finished."""
+        self._file.close()
+        self._part.unlink(missing_ok=True)
+
+
+def _has_data(path: Path) -> bool:
+    with path.open("rb") as file:
+        return any(file.read(_BLOCK_BYTES))
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    with _translated(path), part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        part.rename(path)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _translated:  # noqa: N801 a context manager that reads as a word
+    """Turn the disk's errors into ours."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Raise ours instead."""
+        if isinstance(error, OSError):
+            raise LocalFileError(
+                f"{error.filename or self._path}: {error.strerror}", path=str(self._path)
+            ) from error
