@@ -68,6 +68,19 @@ class ExpiryCounters:
         self.all = (self.segments, self.size_bytes, self.deleted_segments)
 
 
+class StrayPins:
+    """Pins that are kept and never uploaded, as they may be of another log."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.pins = Gauge(
+            "tieringd_stray_pins", "Pinned segments that are kept and never uploaded", registry=registry
+        )
+        self.size_bytes = Gauge(
+            "tieringd_stray_pin_bytes", "Bytes of pins that are kept and never uploaded", registry=registry
+        )
+        self.all = (self.pins, self.size_bytes)
+
+
 class SpaceMetrics:
     """How the space manager sees the filesystems of the log directories, each by its first directory."""
 
@@ -143,6 +156,7 @@ class Metrics:
             "pinned_bytes", "Bytes that only our pins hold: the broker has deleted them, undurable"
         )
         self.pinned_segments = gauge("pinned_segments", "Segments that only our pins hold")
+        self.stray = StrayPins(self.registry)
         self.quarantined_partitions = gauge(
             "quarantined_partitions", "Partitions held back because their local data is corrupt"
         )

@@ -112,7 +112,11 @@ MANIFEST_V2 = replace(
 """What version 1 could say, and what version 2 brought."""
 NEW_MANIFEST_V2 = replace(NEW_MANIFEST_V1, began_at_ms=1_700_000_000_000)
 
-NEWEST_SEGMENTS = (replace(SEGMENTS[0], broker_timestamp_ms=1_700_000_650_000), *SEGMENTS[1:])
+NEWEST_SEGMENTS = (
+    replace(SEGMENTS[0], broker_timestamp_ms=1_700_000_650_000, index_crc32c=0xFFFFFFFF),
+    replace(SEGMENTS[1], index_crc32c=0),
+    SEGMENTS[2],
+)
 RETIRED_SEGMENTS = tuple(
     replace(SEGMENTS[0], base_offset=base, last_offset=base + 9, size_bytes=base + 1, writer_id=writer)
     for base, writer in ((0, FIRST_WRITER), (10, "5" * 32), (20, FIRST_WRITER))

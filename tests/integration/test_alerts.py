@@ -66,6 +66,13 @@ CASES = [
         "1MiB that the broker has deleted are held by pins only",
     ),
     Case(
+        "TieringdStrayPins",
+        {"tieringd_stray_pins": "2x20"},
+        {"tieringd_stray_pins": "0x20"},
+        "15m",
+        "2 pinned segments may be of a log that was given up, and are not uploaded",
+    ),
+    Case(
         "TieringdDiskLow",
         {"tieringd_disk_free_space_alert": "1x5"},
         {"tieringd_disk_free_space_alert": "0 0 1x5"},

@@ -33,6 +33,8 @@ class ClusterPromises:
         self._store = store
         self._partitions = partitions
         self._seen: dict[str, PartitionManifest] = {}
+        self._stored: dict[str, int] = {}
+        self._unjudged: dict[str, set[RemoteSegment]] = {}
         self.checks = 0
 
     def check(self) -> None:
@@ -42,6 +44,12 @@ class ClusterPromises:
             manifest = self.manifest_of(partition)
             if manifest is not None:
                 self._check_objects(manifest)
+
+    def check_put(self, key: str) -> None:
+        """See that a segment's object, or its index, is not written over with other bytes."""
+        data = self._object(key)
+        if data is not None and key.endswith((".log", ".log.index")):
+            assert self._stored.setdefault(key, crc32c(data)) == crc32c(data), f"{key} is written over"
 
     def check_commit(self, broker: int, key: str) -> None:
         """Look at the manifest that a daemon beside *broker* has just stored under *key*."""
@@ -109,13 +117,49 @@ class ClusterPromises:
                 self._check_cut(partition, earlier, manifest, cut.base_offset)
                 known = [one for one in known if one.base_offset < cut.base_offset]
                 gaps = tuple(one for one in gaps if one.base_offset < cut.base_offset)
+        self._note_unjudged(partition, manifest, earlier)
         segments = list(manifest.segments)
         assert segments[: len(known)] == known, f"{name}: history changed"
         assert manifest.gaps[: len(gaps)] == gaps, f"{name}: history changed"
         for segment in segments[len(known) :]:
             self._check_segment(partition, manifest, segment)
+            if manifest.leader_epoch == partition.leader_epoch:
+                wanted = partition.log.bytes_between(segment.base_offset, segment.next_offset)
+                assert self._data(manifest, segment) == wanted, f"{name}: {segment} is not the leader's"
         for gap in manifest.gaps[len(gaps) :]:
             self._check_gap(broker, partition, manifest, gap)
+
+    def _note_unjudged(
+        self, partition: Replication, manifest: PartitionManifest, earlier: PartitionManifest | None
+    ) -> None:
+        """
+        Note what a new leader cannot compare: what others archived of offsets before its history begins.
+
+        The leader's broker has deleted its own records there, and forgotten their epochs. Nobody can
+        tell any more whether the archive holds the same.
+        """
+        if manifest.leader_epoch != partition.leader_epoch:
+            return
+        if earlier is not None and any(one.leader_epoch == manifest.leader_epoch for one in earlier.segments):
+            return
+        known_from = partition.log.epochs[0][1]
+        self._unjudged[str(partition.name)] = {
+            one for one in (earlier.segments if earlier else ()) if one.next_offset <= known_from
+        }
+
+    def unjudged_offsets(
+        self, partition: Replication, manifest: PartitionManifest
+    ) -> tuple[set[int], set[int]]:
+        """Return the offsets of what the leader could not compare, and those of it that are another's."""
+        unjudged: set[int] = set()
+        others: set[int] = set()
+        for segment in self._unjudged.get(str(partition.name), set()) & set(manifest.segments):
+            offsets = range(segment.base_offset, segment.next_offset)
+            unjudged.update(offsets)
+            wanted = partition.log.bytes_between(segment.base_offset, segment.next_offset)
+            if self._data(manifest, segment) != wanted:
+                others.update(offsets)
+        return unjudged, others
 
     def _check_segment(
         self, partition: Replication, manifest: PartitionManifest, segment: RemoteSegment
@@ -151,7 +195,8 @@ class ClusterPromises:
                 # Durable then, and cut off by another leader since: an unclean election that brings
                 # this log back cannot bring back what was trimmed of it.
                 continue
-            safe = offsets & set(range(one.base_offset, one.next_offset)) if one.is_safe else None
+            safe = offsets & set(range(one.base_offset, one.next_offset)) if one.is_safe else set()
+            safe -= replica.unprovable_offsets()
             assert not safe, f"{name}: {gap} is recorded, and {one} was pinned or trimmed"
 
     def _check_cut(
@@ -189,7 +234,8 @@ class ClusterPromises:
         assert manifest is not None, f"{name}: nothing is archived"
         closed = [one for one in log.bases_on_disk if one <= log.last_stable_offset]
         assert manifest.next_offset >= closed[-1], f"{name}: {manifest.next_offset} is not {closed[-1]}"
-        for segment in manifest.segments:
+        _, others = self.unjudged_offsets(partition, manifest)
+        for segment in (one for one in manifest.segments if one.base_offset not in others):
             stored = self._data(manifest, segment)
             wanted = log.bytes_between(segment.base_offset, segment.next_offset)
             assert stored == wanted, f"{name}: {segment} is not what the leader holds"

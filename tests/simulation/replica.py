@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from tests.fakes.log_writer import LogWriter, _Segment, _Written
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.record_batch import parse_header
+from tieringd.policies.epoch_history import without_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,10 +74,34 @@ class Replica(LogWriter):
         """Return the offsets that are on disk here: in the log, or in pins of what lies before it."""
         first = self.bases_on_disk[0]
         held = set(range(first, self.next_offset))
-        for base_offset, next_offset in self.pins():
+        for base_offset, next_offset in (*self._pinned("*.log"), *self._pinned("*.stray")):
             if next_offset <= first:
                 held.update(range(base_offset, next_offset))
-        return held
+        return held - self.unprovable_offsets()
+
+    def unprovable_offsets(self) -> set[int]:
+        """
+        Return the offsets of what is set aside although it is of this log, since nothing could show that.
+
+        That may be only where the broker deleted what followed while no daemon looked: it is lost as well.
+        """
+        unseen = {one.base_offset for one in self.deletions if not one.is_safe}
+        return {
+            offset
+            for base_offset, next_offset in self._pinned("*.stray")
+            if next_offset in unseen
+            for offset in range(base_offset, next_offset)
+        }
+
+    def _pinned(self, pattern: str) -> list[tuple[int, int]]:
+        """Return the bounds of the pinned segments that are of this log, and not of what it was before."""
+        paths = [each for each in self._pins.glob(pattern) if "-" in each.stem]
+        bounds = [(path, *(int(each) for each in path.stem.split("-")[:2])) for path in paths]
+        return [
+            (base_offset, next_offset)
+            for path, base_offset, next_offset in bounds
+            if path.read_bytes() == self.bytes_between(base_offset, next_offset)
+        ]
 
     def pins(self) -> list[tuple[int, int]]:
         """Return the bounds of each pinned segment."""
@@ -115,6 +140,11 @@ class Replica(LogWriter):
             if next_offset <= self.log_start_offset:
                 self._note_deletion(base_offset, next_offset, is_requested=is_requested)
                 self._unlink(base_offset)
+        # As Kafka does: what epochs the log had before it begins is forgotten.
+        epochs = list(without_below(self.epochs, self.log_start_offset))
+        if epochs != self.epochs:
+            self.epochs = epochs
+            self._write_epochs()
 
     def _note_deletion(self, base_offset: int, next_offset: int, *, is_requested: bool) -> None:
         pin = self._pins / f"{base_offset:020d}-{next_offset:020d}.log"
@@ -130,7 +160,7 @@ class Replica(LogWriter):
 
     def _cut_off(self, offset: int) -> None:
         self.deletions = [one for one in self.deletions if one.next_offset <= offset]
-        if offset > self.bases_on_disk[0]:
+        if offset >= self.bases_on_disk[0]:
             self.truncate(offset)
         else:
             # Everything on disk is off the leader's log.

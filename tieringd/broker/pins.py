@@ -1,7 +1,13 @@
 """
 Pins on disk: hard links of closed segments, in a directory of our own beside the log directory.
 
-    {root}/{topic}-{partition}_{topic_id}/{base}-{next}.log     and its side files
+    {root}/{topic}-{partition}_{topic_id}/{base}-{next}.log             and its side files
+    {root}/{topic}-{partition}_{topic_id}/leader-epoch-checkpoint       the log's, at the last look
+    {root}/{topic}-{partition}_{topic_id}/anchor                        its last segment then
+    {root}/{topic}-{partition}_{topic_id}/{base}-{next}-{inode}.stray   what is set aside
+
+The two in the middle are what `policies.pinning` tells by whether a pin is of the log that is there
+now. What is set aside is data without side files, for an operator to look at, keep or remove.
 
 The root is on the log directory's filesystem, since a hard link cannot leave it, and outside
 the log directory, since Kafka does not start when it finds a directory there that it does not
@@ -15,20 +21,27 @@ import os
 import re
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
+from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs
 from tieringd.errors import ConfigError, LocalFileError
+from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.model.segment import LocalSegment
-from tieringd.policies.pinning import Pin
+from tieringd.policies.pinning import Pin, PinnedLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tieringd.model.local_log import LocalPartition
+    from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.segment import EpochStart
 
-_NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})\.log")
+_NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?P<kind>\.log|-\d+\.stray)")
+_STRAY: Final = ".stray"
+_ANCHOR: Final = "anchor"
+_NEW: Final = ".new"
+_HINT: Final = "Run tieringd as the broker's user: only who owns a file, or may write it, may link it"
 _SIDE_KINDS: Final = (FileKind.OFFSET_INDEX, FileKind.TIME_INDEX, FileKind.TRANSACTION_INDEX)
 
 
@@ -38,9 +51,9 @@ class PinDirectory:
 
     root: str
 
-    def pins(self, partition: LocalPartition) -> tuple[Pin, ...]:
+    def found(self, partition: LocalPartition) -> PinnedLog:
         """
-        Return the pins of one partition, oldest first.
+        Return the pins of one partition, oldest first, and what was noted of its log.
 
         Raises:
             LocalFileError: The directory cannot be read.
@@ -48,20 +61,81 @@ class PinDirectory:
         directory = self._directory(partition)
         try:
             with os.scandir(directory) as entries:
-                found = [
-                    _pin(entry, int(name["base"]), int(name["next"]))
-                    for entry in entries
-                    if (name := _NAME.fullmatch(entry.name))
-                ]
+                status = {entry.name: entry.stat() for entry in entries}
         except FileNotFoundError:
-            return ()
+            return PinnedLog()
         except OSError as error:
             raise LocalFileError(f"{directory} cannot be read: {error.strerror}", path=directory) from error
-        return tuple(sorted(found, key=lambda pin: pin.segment.base_offset))
+        anchor = status[_ANCHOR].st_ino if _ANCHOR in status else None
+        pins = [
+            _pin(f"{directory}/{file_name}", status[file_name], name, anchor)
+            for file_name in status
+            if (name := _NAME.fullmatch(file_name))
+        ]
+        pins.sort(key=lambda pin: pin.segment.base_offset)
+        return PinnedLog(
+            tuple(pins), _noted_epochs(directory) if EPOCH_CHECKPOINT in status else None, anchor
+        )
+
+    def note(self, log: LocalLog) -> None:
+        """
+        Note what *log* is like: from now on its pins are known to be of it as it was then.
+
+        Raises:
+            LocalFileError: The note cannot be written, as on a full disk. There is none then.
+        """
+        last = log.segments[-1]
+        directory = self._directory(log.partition)
+        anchor, checkpoint = f"{directory}/{_ANCHOR}", f"{directory}/{EPOCH_CHECKPOINT}"
+        try:
+            os.makedirs(directory, mode=0o750, exist_ok=True)  # noqa: PTH103 - paths are text throughout this layer
+            if not os.path.exists(checkpoint) or _noted_epochs(directory) != log.epochs:  # noqa: PTH110 - likewise
+                with open(f"{checkpoint}{_NEW}", "wb") as file:  # noqa: PTH123 - likewise
+                    file.write(encode_epoch_checkpoint(log.epochs))
+                os.replace(f"{checkpoint}{_NEW}", checkpoint)  # noqa: PTH105 - likewise
+            if _inode(anchor) != last.inode:
+                _unlink(directory, [f"{anchor}{_NEW}"])
+                if _link(last, f"{anchor}{_NEW}"):
+                    os.replace(f"{anchor}{_NEW}", anchor)  # noqa: PTH105 - likewise
+        except OSError as error:
+            with suppress(OSError):
+                # An older one may be of another log than what is pinned from now on.
+                _unlink(directory, [checkpoint, f"{checkpoint}{_NEW}", anchor])
+            raise LocalFileError(
+                f"what {log.partition.path} is like cannot be noted in {directory}: {error.strerror}",
+                path=directory,
+                hint=_HINT,
+            ) from error
+
+    def set_aside(self, partition: LocalPartition, pins: Sequence[Pin]) -> tuple[Pin, ...]:
+        """
+        Take *pins* out of those that stand for the log, and return them as they are then.
+
+        Raises:
+            LocalFileError: One cannot be renamed.
+        """
+        directory = self._directory(partition)
+        aside: list[Pin] = []
+        try:
+            for pin in pins:
+                segment = pin.segment
+                if segment.path.endswith(_STRAY):
+                    aside.append(pin)
+                    continue
+                stem = segment.path.removesuffix(f".{FileKind.LOG.value}")
+                path = f"{stem}-{segment.inode}{_STRAY}"
+                os.rename(segment.path, path)  # noqa: PTH104 - paths are text throughout this layer
+                _unlink(directory, _side_files(directory, segment))
+                aside.append(replace(pin, segment=replace(segment, path=path)))
+        except OSError as error:
+            raise LocalFileError(
+                f"{directory} cannot be changed: {error.strerror}", path=directory
+            ) from error
+        return tuple(aside)
 
     def make(self, partition: LocalPartition, segment: LocalSegment) -> None:
         """
-        Link a closed segment's files; of a segment that went meanwhile nothing is kept.
+        Link a closed segment's files; of a segment that is not that file any more nothing is kept.
 
         Raises:
             LocalFileError: A link cannot be made; the message says why.
@@ -75,19 +149,19 @@ class PinDirectory:
         # The log comes last: a pin is known by it, and then the rest is there.
         links = [(f"{source}{kind.value}", f"{stem}{kind.value}") for kind in _SIDE_KINDS]
         links.append((f"{os.path.dirname(source)}/{snapshot}", f"{directory}/{snapshot}"))  # noqa: PTH120 - a name
-        links.append((segment.path, f"{stem}{FileKind.LOG.value}"))
+        pin = f"{stem}{FileKind.LOG.value}"
         try:
             os.makedirs(directory, mode=0o750, exist_ok=True)  # noqa: PTH103 - paths are text throughout this layer
             for old, new in links:
                 with suppress(FileNotFoundError, FileExistsError):
                     os.link(old, new)
-            if not os.path.exists(links[-1][1]):  # noqa: PTH110 - likewise
+            if not _link(segment, pin):
                 _unlink(directory, [new for _, new in links])
         except OSError as error:
             raise LocalFileError(
                 f"{segment.path} cannot be pinned in {directory}: {error.strerror}",
                 path=segment.path,
-                hint="Run tieringd as the broker's user: only who owns a file, or may write it, may link it",
+                hint=_HINT,
             ) from error
 
     def release(self, partition: LocalPartition, pins: Sequence[Pin]) -> None:
@@ -100,15 +174,15 @@ class PinDirectory:
         directory = self._directory(partition)
         try:
             for pin in pins:
-                stem = pin.segment.path.removesuffix(FileKind.LOG.value)
-                assert pin.segment.next_offset is not None, "only closed segments are pinned"
-                snapshot = encode_file_name(pin.segment.next_offset, FileKind.PRODUCER_SNAPSHOT)
-                names = [
-                    pin.segment.path,
-                    *(f"{stem}{kind.value}" for kind in _SIDE_KINDS),
-                    f"{directory}/{snapshot}",
-                ]
-                _unlink(directory, names)
+                is_stray = pin.segment.path.endswith(_STRAY)
+                side_files = [] if is_stray else _side_files(directory, pin.segment)
+                _unlink(directory, [pin.segment.path, *side_files])
+            with os.scandir(directory) as entries:
+                is_last = not any(_NAME.fullmatch(entry.name) for entry in entries)
+            if is_last:
+                _unlink(directory, [f"{directory}/{_ANCHOR}", f"{directory}/{EPOCH_CHECKPOINT}"])
+        except FileNotFoundError:
+            return
         except OSError as error:
             raise LocalFileError(
                 f"{directory} cannot be changed: {error.strerror}", path=directory
@@ -173,6 +247,39 @@ def pin_root(log_dir: str, candidates: Sequence[str]) -> str:
     )
 
 
+def _noted_epochs(directory: str) -> tuple[EpochStart, ...] | None:
+    try:
+        return read_leader_epochs(directory)
+    except LocalFileError:
+        # As after a crash of the machine, in the middle of a note: then there is none.
+        return None
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - paths are text throughout this layer
+    except FileNotFoundError:
+        return None
+
+
+def _link(segment: LocalSegment, path: str) -> bool:
+    """Link a segment's file, and say whether it is the one that was seen: its name may be another's now."""
+    with suppress(FileNotFoundError, FileExistsError):
+        os.link(segment.path, path)
+    if _inode(path) == segment.inode:
+        return True
+    with suppress(FileNotFoundError):
+        os.unlink(path)  # noqa: PTH108 - paths are text throughout this layer
+    return False
+
+
+def _side_files(directory: str, segment: LocalSegment) -> list[str]:
+    assert segment.next_offset is not None, "only closed segments are pinned"
+    stem = segment.path.removesuffix(FileKind.LOG.value)
+    snapshot = encode_file_name(segment.next_offset, FileKind.PRODUCER_SNAPSHOT)
+    return [*(f"{stem}{kind.value}" for kind in _SIDE_KINDS), f"{directory}/{snapshot}"]
+
+
 def _unlink(directory: str, names: Sequence[str]) -> None:
     """Unlink those of *names* that are there, and *directory* when it is empty then."""
     for name in names:
@@ -182,14 +289,14 @@ def _unlink(directory: str, names: Sequence[str]) -> None:
         os.rmdir(directory)  # noqa: PTH106 - likewise; one that is not empty stays
 
 
-def _pin(entry: os.DirEntry[str], base_offset: int, next_offset: int) -> Pin:
-    status = entry.stat()
+def _pin(path: str, status: os.stat_result, name: re.Match[str], anchor: int | None) -> Pin:
     segment = LocalSegment(
-        base_offset=base_offset,
-        next_offset=next_offset,
+        base_offset=int(name["base"]),
+        next_offset=int(name["next"]),
         size_bytes=status.st_size,
-        path=entry.path,
+        path=path,
         inode=status.st_ino,
         modified_ns=status.st_mtime_ns,
     )
-    return Pin(segment, is_held=status.st_nlink == 1)
+    names_of_ours = 2 if status.st_ino == anchor else 1
+    return Pin(segment, is_held=status.st_nlink == names_of_ours, is_stray=path.endswith(_STRAY))

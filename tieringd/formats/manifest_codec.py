@@ -30,7 +30,7 @@ from tieringd.formats.envelope import seal, unseal
 from tieringd.model.manifest import Gap, PartitionManifest, Replacement, Retired
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import NO_TIMESTAMP, CrossingTransaction
+from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, CrossingTransaction
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ VERSION = 3
 _SINCE_REPLACEMENTS = 2
 """The version that brought `began_at_ms`, `replacements` and `translation`."""
 _SINCE_RETENTION = 3
-"""The version that brought the fields below, and the broker's timestamps."""
+"""The version that brought the fields below, the broker's timestamps and the indexes' checksums."""
 _NEW_IN_RETENTION: dict[str, Any] = {
     "allowed_local_start_offset": None,
     "expired_at_ms": None,
@@ -51,7 +51,8 @@ _NEW_IN_RETENTION: dict[str, Any] = {
 BODY_BYTES_MAX = 1 << 30
 """An inflated body larger than this is an attack or a fault: a million rows take 80 MB."""
 
-_BROKER_TIMESTAMP = "broker_timestamp_ms"
+_NEW_COLUMNS = {"broker_timestamp_ms": NO_TIMESTAMP, "index_crc32c": NO_CRC}
+"""The columns that came with retention, and what stands in for a value where there was none."""
 _LENGTH = struct.Struct(">I")
 _VALUE_BYTES = 8
 
@@ -90,7 +91,8 @@ def decode_manifest(data: bytes) -> PartitionManifest:
             head = {**head, "began_at_ms": 0, "replacements": [], "translation": None}
         if version < _SINCE_RETENTION:
             head = {**head, **_NEW_IN_RETENTION}
-        names = COLUMNS if version >= _SINCE_RETENTION else COLUMNS[: COLUMNS.index(_BROKER_TIMESTAMP)]
+        is_known = version >= _SINCE_RETENTION
+        names = [name for name in COLUMNS if is_known or name not in _NEW_COLUMNS]
         manifest = _manifest(head, body[_LENGTH.size + head_bytes :], names)
         faults = manifest.faults()
     except (ValueError, KeyError, TypeError, RecursionError, struct.error, zlib.error) as error:
@@ -173,7 +175,8 @@ def _table(rows: int, columns: bytes, names: Sequence[str], writers: Sequence[st
         raise ValueError(f"{rows} rows do not take {len(columns)} bytes")
     values = [_sums(columns[number * width :][:width]) for number in range(len(names) + 1)]
     known: dict[str, Sequence[int]] = dict(zip(names, values[:-1], strict=True))
-    known.setdefault(_BROKER_TIMESTAMP, [NO_TIMESTAMP] * rows)
+    for name, nothing in _NEW_COLUMNS.items():
+        known.setdefault(name, [nothing] * rows)
     return SegmentTable.from_columns(known, values[-1], writers)
 
 

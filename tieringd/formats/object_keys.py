@@ -1,12 +1,16 @@
 """
 Names of objects in the bucket: built here, parsed here, and nowhere else.
 
-    {h}/{cluster}/{topic}/{partition}_{topic_id}/{base}-{last}-{size}-{epoch}-{writer}.log
+    {h}/{cluster}/{topic}/{partition}_{topic_id}/{base}-{last}-{size}-{epoch}-{writer}-{index}.log
     ... .log.index
     {h}/{cluster}/meta/{topic}/{partition}_{topic_id}/manifest
     meta/{cluster}/topics/{topic}_{topic_id}/topic_manifest.json
     meta/{cluster}/brokers/{node_id}/disk_state.json
     meta/{cluster}/brokers/client_quotas.json
+
+`index` is the CRC32C of the index sidecar, in eight hex digits. The sidecar tells of the data object
+as well, so what one process stores under a name is the same bytes each time: a request that arrives
+late writes nothing over. What was stored before partition manifests of version 3 has no such part.
 
 `h` is the xxh32 (seed 0) of all that follows it, in eight hex digits: it spreads load over a
 store's key ranges. A data object and its index share the data object's hash, so they lie side
@@ -25,6 +29,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC
 
 if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment
@@ -35,7 +40,8 @@ TOPIC_MANIFESTS_PREFIX = "meta/"
 _TOPIC_ID_LENGTH = 22
 _DATA_KEY = re.compile(
     r"[0-9a-f]{8}/(?P<cluster>[^/]+)/(?P<topic>[^/]+)/(?P<partition>\d+)_(?P<topic_id>[^/]{22})/"
-    r"(?P<base>\d+)-(?P<last>\d+)-(?P<size>\d+)-(?P<epoch>\d+)-(?P<writer>[0-9a-f]+)\.log"
+    r"(?P<base>\d+)-(?P<last>\d+)-(?P<size>\d+)-(?P<epoch>\d+)-(?P<writer>[0-9a-f]+)"
+    r"(?:-(?P<index>[0-9a-f]{8}))?\.log"
 )
 
 
@@ -58,14 +64,17 @@ class DataKey:
     size_bytes: int
     leader_epoch: int
     writer_id: str
+    index_crc32c: int
+    """NO_CRC where the key has none."""
 
 
 def data_key(partition: TopicIdPartition, segment: RemoteSegment) -> str:
     """Return the key of a segment's data object."""
+    index = "" if segment.index_crc32c == NO_CRC else f"-{segment.index_crc32c:08x}"
     return _hashed(
         f"{partition.cluster}/{partition.topic}/{partition.partition}_{partition.topic_id}/"
         f"{segment.base_offset}-{segment.last_offset}-{segment.size_bytes}-"
-        f"{segment.leader_epoch}-{segment.writer_id}.log"
+        f"{segment.leader_epoch}-{segment.writer_id}{index}.log"
     )
 
 
@@ -135,6 +144,7 @@ def parse_data_key(key: str) -> DataKey | None:
         size_bytes=int(found["size"]),
         leader_epoch=int(found["epoch"]),
         writer_id=found["writer"],
+        index_crc32c=NO_CRC if found["index"] is None else int(found["index"], 16),
     )
 
 

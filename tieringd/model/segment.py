@@ -18,6 +18,10 @@ NO_TIMESTAMP = -1
 """Kafka's "no timestamp": a batch without records or from a client that sent none."""
 
 
+NO_CRC = -1
+"""No checksum was noted: what was stored before there was room for one."""
+
+
 @dataclass(frozen=True, slots=True)
 class AbortedTransaction:
     """An aborted transaction's data: *producer_id*'s records from first to last offset, inclusive."""
@@ -124,6 +128,11 @@ class RemoteSegment:
     """Of the `.log.index` sidecar object."""
     broker_timestamp_ms: int = NO_TIMESTAMP
     """When the broker took the newest of its records, where the broker notes that, or NO_TIMESTAMP."""
+    index_crc32c: int = NO_CRC
+    """
+    Of the whole sidecar, and part of the object's name: two uploads of the same offsets by one process
+    have the same name only where they are the same bytes. NO_CRC for what was stored before version 3.
+    """
 
     @property
     def next_offset(self) -> int:

@@ -27,6 +27,7 @@ COLUMNS: tuple[str, ...] = (
     "uploaded_at_ms",
     "index_size_bytes",
     "broker_timestamp_ms",
+    "index_crc32c",
 )
 """The integer columns of a segment table, in their stored order."""
 
@@ -41,6 +42,7 @@ _TYPECODES = {
     "uploaded_at_ms": "q",
     "index_size_bytes": "I",
     "broker_timestamp_ms": "q",
+    "index_crc32c": "q",
 }
 
 

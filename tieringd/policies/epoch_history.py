@@ -5,7 +5,8 @@ A history is pairs of (epoch, first offset written under it) that ascend in both
 `leader-epoch-checkpoint`. An epoch ends where the next begins, and the last one where the log
 does. Two pairs may share an offset: the leader of the first wrote nothing.
 
-The functions here look at one history and answer as Kafka does. Two are compared in `lineage`.
+The functions here look at one history and answer as Kafka does, or say what two have in common.
+Two are compared in `lineage` and `pinning`.
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ def end_offset_for(
     return (epoch if row < 0 else history[row][0], history[row + 1][1])
 
 
+def newest_shared_epoch(one: Sequence[EpochStart], other: Sequence[EpochStart]) -> int | None:
+    """Return the newest epoch that both histories know; None when there is none."""
+    return max({epoch for epoch, _ in one} & {epoch for epoch, _ in other}, default=None)
+
+
 def without_below(history: Sequence[EpochStart], offset: int) -> EpochHistory:
     """
     Return the history of a log that was cut at its head, so that it begins at *offset*.
@@ -83,3 +89,13 @@ def clipped(history: Sequence[EpochStart], *, base_offset: int, next_offset: int
     """
     inside = without_from(history, next_offset)
     return with_records(without_below(inside, base_offset))
+
+
+def completed(history: Sequence[EpochStart], of_batches: Sequence[EpochStart]) -> EpochHistory:
+    """
+    Return *history* with the epochs *of_batches* of the offsets before it begins.
+
+    A broker forgets the epochs of what it deletes, and a pin may hold that.
+    """
+    known_from = history[0][1] if history else None
+    return (*(one for one in of_batches if known_from is None or one[1] < known_from), *history)

@@ -25,7 +25,7 @@ from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from tieringd.policies.epoch_history import end_offset_for, epoch_at
+from tieringd.policies.epoch_history import end_offset_for, epoch_at, newest_shared_epoch
 from tieringd.policies.upload import MissingRange
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def divergence_offset(
     """
     if not archived_epochs or not local_epochs:
         return archived_next_offset
-    shared = _newest_shared_epoch(archived_epochs, local_epochs)
+    shared = newest_shared_epoch(archived_epochs, local_epochs)
     if shared is not None:
         return min(
             archived_next_offset,
@@ -240,7 +240,7 @@ def _without_comparison(
     if not manifest.epochs or not log.epochs:
         side = "archive" if log.epochs else "local log"
         return Lineage.UNKNOWN, f"the {side} has no leader-epoch history"
-    too_early = _why_too_early(log, leader_epoch)
+    too_early = why_too_early(log, leader_epoch)
     return (Lineage.UNDECIDED, too_early) if too_early else None
 
 
@@ -251,7 +251,8 @@ def _newest_uploader(manifest: PartitionManifest) -> int | None:
     return manifest.epochs[-1][0] if manifest.epochs else None
 
 
-def _why_too_early(log: LocalLog, leader_epoch: int) -> str:
+def why_too_early(log: LocalLog, leader_epoch: int) -> str:
+    """Return why *log* cannot be that of the leader since *leader_epoch* as yet; empty when it can."""
     if not log.segments:
         return "the local log has no segment yet"
     # A leader's epoch enters its history before the first record under it is appended. Until it
@@ -266,7 +267,7 @@ def _why_too_early(log: LocalLog, leader_epoch: int) -> str:
 
 
 def _why_holds(manifest: PartitionManifest, log: LocalLog) -> str:
-    shared = _newest_shared_epoch(manifest.epochs, log.epochs)
+    shared = newest_shared_epoch(manifest.epochs, log.epochs)
     if shared is None:
         return f"the archive ends before offset {log.epochs[0][1]}, the first that the local history knows"
     return f"the local log holds leader epoch {shared} as far as the archive does"
@@ -342,11 +343,6 @@ def _entry_base(manifest: PartitionManifest, offset: int) -> int:
         (gap.base_offset for gap in manifest.gaps if gap.base_offset <= offset < gap.next_offset),
         manifest.start_offset,
     )
-
-
-def _newest_shared_epoch(archived: Sequence[EpochStart], local: Sequence[EpochStart]) -> int | None:
-    shared = {epoch for epoch, _ in archived} & {epoch for epoch, _ in local}
-    return max(shared, default=None)
 
 
 def _end_of(history: Sequence[EpochStart], epoch: int, log_end_offset: int) -> int:

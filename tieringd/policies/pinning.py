@@ -5,20 +5,32 @@ A pin is a second name (a hard link) for a segment's file, outside the log direc
 broker has the file as well, a pin takes no space; once the broker has deleted it, the pin is
 all that holds the bytes. Only those held bytes count against the budget.
 
+A pin stands for the log's head only where something shows that it belongs there. After an unclean
+election a replica may begin anew at a higher offset, on another lineage: what was pinned before is
+then no part of the log that follows it, and nothing in the log itself says so.
+
 When the budget is passed the oldest held bytes go first: what is lost then is one range at the
 end of the archive, recorded as a gap, and the disk stays the broker's.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from tieringd.policies.epoch_history import end_offset_for, newest_shared_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tieringd.model.local_log import LocalLog
+    from tieringd.model.manifest import Gap
     from tieringd.model.segment import LocalSegment
+    from tieringd.policies.epoch_history import EpochHistory
+
+_NOT_ENDED = 2**63
+"""Where a log ends that goes on: past every offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,19 @@ class Pin:
     """With the pin's path; `next_offset` is never None."""
     is_held: bool
     """Whether the broker has deleted the file, so that only the pin holds its bytes."""
+    is_stray: bool = False
+    """Whether nothing shows that it belongs before the log: it is kept, and never uploaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedLog:
+    """A partition's pins, and what the log was like when they were last known to be of it."""
+
+    pins: tuple[Pin, ...] = ()
+    epochs: EpochHistory | None = None
+    """The leader-epoch history of log and pins then; None when nobody noted it."""
+    anchor: int | None = None
+    """The inode of the log's last segment then. A link of ours keeps it from being used again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +62,73 @@ class PinPlan:
 
     make: tuple[LocalSegment, ...] = ()
     release: tuple[Pin, ...] = ()
+    stray: tuple[Pin, ...] = ()
+    """Those to set aside, or to leave aside."""
+
+
+def judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
+    """
+    Return the pins of *found*; stray are those that nothing shows to be of *log*, and before it.
+
+    All of them were of the log at the last look, so two things can show that they still are: a file
+    of that time is in the log as yet, and then nothing below it was cut off since; or both
+    histories have an epoch in common, which has one leader, and so are equal up to where it ends.
+    The broker deletes by retention from the head and keeps both. A log that began anew has neither.
+
+    Returns the log as well, with a history that goes as far back as its pins do: the broker forgets
+    the epochs of what it deletes.
+    """
+    first_offset = log.first_offset
+    if first_offset is None:
+        return log, found.pins
+    same_to = max(_same_by_files(log, found), _same_by_epochs(log, found.epochs))
+    pins = tuple(
+        replace(pin, is_stray=True)
+        if pin.segment.base_offset < first_offset and _end(pin.segment) > same_to
+        else pin
+        for pin in found.pins
+    )
+    if found.epochs and any(pin.segment.base_offset < first_offset and not pin.is_stray for pin in pins):
+        log = replace(log, epochs=_joined(found.epochs, log.epochs, same_to=min(same_to, first_offset)))
+    return log, pins
+
+
+def _joined(noted: EpochHistory, found: EpochHistory, *, same_to: float) -> EpochHistory:
+    """Return *found* with what *noted* knows of the offsets before it, where it is true up to *same_to*."""
+    if not found:
+        return tuple(one for one in noted if one[1] < same_to)
+    epoch, start_offset = found[0]
+    if start_offset > same_to:
+        # Between the two may be others.
+        return found
+    before = [one for one in noted if one[0] <= epoch and one[1] < start_offset]
+    return (*before, *(found[1:] if before and before[-1][0] == epoch else found))
+
+
+def _same_by_files(log: LocalLog, found: PinnedLog) -> float:
+    """Return the base of the last segment of *log* of which there is a link since the last look."""
+    ours = {found.anchor, *(pin.segment.inode for pin in found.pins if not pin.is_stray)}
+    return max((one.base_offset for one in log.segments if one.inode in ours), default=-math.inf)
+
+
+def _same_by_epochs(log: LocalLog, epochs: EpochHistory | None) -> float:
+    if not epochs and not log.epochs:
+        # Nothing here has a history: there is nothing to go by, and nothing that speaks against it.
+        return math.inf
+    shared = newest_shared_epoch(epochs or (), log.epochs)
+    if shared is None:
+        return -math.inf
+    ends = [end_offset_for(one, shared, log_end_offset=_NOT_ENDED) for one in (epochs or (), log.epochs)]
+    return min(end for _, end in filter(None, ends))
 
 
 def plan_pins(
-    log: LocalLog, pins: Sequence[Pin], *, next_offset: int | None, expiring_end: int | None = None
+    log: LocalLog,
+    pins: Sequence[Pin],
+    *,
+    next_offset: int | None,
+    expiring_end: int | None = None,
+    gaps: Sequence[Gap] = (),
 ) -> PinPlan:
     """
     Compare *pins* with *log*, given that everything below *next_offset* is durable.
@@ -49,6 +137,8 @@ def plan_pins(
     so does the active one when the broker may soon close and delete it in one go: then *expiring_end*
     says where it ends. A pin goes when its segment is durable, or when the log has other bytes in
     its place: the log was truncated, and what the pin holds is on no lineage any more.
+
+    A stray one may be the only copy of what the archive has as one of its *gaps*. Then it stays.
     """
     durable_to = -1 if next_offset is None else next_offset
     wanted = {
@@ -57,12 +147,19 @@ def plan_pins(
         if segment.next_offset is not None and segment.next_offset > durable_to
     }
     release: list[Pin] = []
+    stray: list[Pin] = []
     pinned: set[int] = set()
     first_offset = log.first_offset
     for pin in sorted(pins, key=lambda one: one.segment.base_offset):
         segment = pin.segment
         current = wanted.get(segment.base_offset)
-        is_durable = segment.next_offset is not None and segment.next_offset <= durable_to
+        is_durable = _end(segment) <= durable_to
+        if pin.is_stray:
+            is_lost = any(
+                gap.base_offset < _end(segment) and segment.base_offset < gap.next_offset for gap in gaps
+            )
+            (release if is_durable and not is_lost else stray).append(pin)
+            continue
         is_replaced = (
             first_offset is not None
             and segment.base_offset >= first_offset
@@ -78,7 +175,13 @@ def plan_pins(
     return PinPlan(
         make=tuple(segment for base, segment in sorted(wanted.items()) if base not in pinned),
         release=tuple(release),
+        stray=tuple(stray),
     )
+
+
+def _end(segment: LocalSegment) -> int:
+    assert segment.next_offset is not None, "only what is closed, or as good as closed, is pinned"
+    return segment.next_offset
 
 
 def _closed(log: LocalLog, expiring_end: int | None) -> tuple[LocalSegment, ...]:
@@ -106,13 +209,13 @@ def with_pins(log: LocalLog, pins: Sequence[Pin]) -> tuple[LocalSegment, ...]:
     Return the segments that can be uploaded: those of *log*, and before them those that only pins hold.
 
     A pinned segment that reaches into the log's first segment, as after the broker deleted records
-    inside it, is left out: the log's own is newer.
+    inside it, is left out: the log's own is newer. So are stray ones, and all while there is no log
+    that they could belong to.
     """
     first_offset = log.first_offset
     before = [
         pin.segment
         for pin in sorted(pins, key=lambda one: one.segment.base_offset)
-        if pin.segment.next_offset is not None
-        and (first_offset is None or pin.segment.next_offset <= first_offset)
+        if first_offset is not None and _end(pin.segment) <= first_offset and not pin.is_stray
     ]
     return (*before, *log.segments)

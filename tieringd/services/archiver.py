@@ -17,7 +17,7 @@ import structlog
 from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
 from tieringd.model.manifest import Gap, PartitionManifest
-from tieringd.policies.epoch_history import clipped
+from tieringd.policies.epoch_history import clipped, completed
 from tieringd.policies.loss import rescue_due_ms, seconds_to_loss
 from tieringd.policies.upload import UploadLimits, UploadPlan, plan_uploads, upload_due_ms
 from tieringd.services.archive_retention import ArchiveRetention
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tieringd.broker.layout import Layout
     from tieringd.metrics import Metrics
     from tieringd.model.partition import Leadership
-    from tieringd.model.segment import EpochStart, SegmentSlice
+    from tieringd.model.segment import SegmentSlice
     from tieringd.services.manifest_store import ManifestStore, StoredManifest
     from tieringd.services.observation import Observation
     from tieringd.services.remote_log import RemoteLog
@@ -352,16 +352,15 @@ class Archiver:
         """
         Return *manifest* with what was copied, and the leader epochs of those offsets.
 
-        They come from the broker's own history where it has one: batches do not show an epoch
-        whose records compaction removed.
+        They come from the broker's own history as far back as it goes: batches do not show an epoch
+        whose records compaction removed. What only pins hold is mostly older.
 
         Raises:
             CorruptDataError: The local epochs go back behind the archived ones.
         """
         first, last = admitted[0].remote, admitted[-1].remote
-        epochs: Sequence[EpochStart] = clipped(
-            seen.log.epochs, base_offset=first.base_offset, next_offset=last.next_offset
-        ) or [epoch for copy in admitted for epoch in copy.index.epochs]
+        known = clipped(seen.log.epochs, base_offset=first.base_offset, next_offset=last.next_offset)
+        epochs = completed(known, [epoch for copy in admitted for epoch in copy.index.epochs])
         try:
             crossing = chain.from_iterable(copy.crossing for copy in admitted)
             appended = manifest.appended([copy.remote for copy in admitted], epochs, crossing)
@@ -372,8 +371,8 @@ class Archiver:
                 offset=first.base_offset,
             ) from error
         # What tells a Redpanda log's offsets after its head was trimmed and this process is gone.
-        known = self._layout.translation_at(seen.log, appended.next_offset)
-        return replace(appended, translation=known or appended.translation)
+        translation = self._layout.translation_at(seen.log, appended.next_offset)
+        return replace(appended, translation=translation or appended.translation)
 
     def _urgency(self, manifest: PartitionManifest, seen: Observation) -> Urgency:
         return Urgency(

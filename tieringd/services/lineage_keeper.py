@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.broker.open_transactions import open_transactions_at
-from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement
+from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, why_too_early
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,12 @@ class LineageKeeper:
             RetryableError: The log cannot be read now, or the store does not answer.
             CorruptDataError: A header in the log is impossible.
         """
+        if seen.uploadable.first_offset != seen.log.first_offset and seen.log.epochs:
+            # Pins were judged by this history. A leader's is whole, and a follower's may be of a log
+            # that is being replaced.
+            too_early = why_too_early(seen.log, self._leadership.leader_epoch)
+            if too_early:
+                return stored, too_early
         plan = await self._plan(stored, seen)
         replacement = plan.replacement
         if replacement is None:
@@ -90,6 +96,6 @@ class LineageKeeper:
         if plan.replacement is None or plan.lineage is not Lineage.DIVERGES:
             return plan
         still_open = await asyncio.to_thread(
-            open_transactions_at, self._layout, seen.log, plan.replacement.divergence_offset
+            open_transactions_at, self._layout, seen.uploadable, plan.replacement.divergence_offset
         )
         return judge(undecided_from=min(still_open.values(), default=None))

@@ -17,6 +17,7 @@ import structlog
 from tieringd.errors import CorruptDataError, LocalFileError, StorageError, StorageUnavailable
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
+from tieringd.policies.pinning import judged
 from tieringd.services.observation import Observation
 from tieringd.services.topic_registry import topic_key
 
@@ -288,9 +289,9 @@ class Observer:
         for partition in partitions:
             try:
                 # The pins first: what the broker deletes in between is then at least in them.
-                pins = self._pinner.pins_of(partition)
+                pinned = self._pinner.pins_of(partition)
                 known = self._translations.get(partition.path, ())
-                files.append((self._layout.read_log(partition, known), pins))
+                files.append(judged(self._layout.read_log(partition, known), pinned))
             except (LocalFileError, CorruptDataError) as error:
                 problems[partition.path] = str(error)
                 unclear.add(partition.topic_partition)

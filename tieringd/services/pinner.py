@@ -9,13 +9,14 @@ object store is away, whoever leads next has its own pins. Policies decide (`pol
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
 from tieringd.errors import LocalFileError
-from tieringd.policies.pinning import Pin, pins_over_budget, plan_pins
+from tieringd.policies.pinning import Pin, PinnedLog, pins_over_budget, plan_pins
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tieringd.broker.pins import PinDirectory
     from tieringd.metrics import Metrics
     from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.manifest import Gap
 
 log = structlog.get_logger(__name__)
 
@@ -33,10 +35,13 @@ class PinLook:
 
     log: LocalLog
     pins: tuple[Pin, ...]
+    """As `policies.pinning.judged` by *log*."""
     next_offset: int | None
     """Everything of this log below is durable; None while nothing is known to be."""
     expiring_end: int | None = None
     """Where the active segment ends, if the broker may soon close and delete it in one go."""
+    gaps: tuple[Gap, ...] = ()
+    """What the archive lacks: below `next_offset`, and not durable."""
 
 
 class Pinner:
@@ -54,21 +59,26 @@ class Pinner:
         self._budget_bytes = budget_bytes
         self._metrics = metrics
         self._unknown: set[str] = set()
+        self._busy = threading.Lock()
+        """One partition's pins are read as they are before a change or after it."""
 
     @property
     def is_used(self) -> bool:
         """Say whether any log directory has pins."""
         return bool(self._directories)
 
-    def pins_of(self, partition: LocalPartition) -> tuple[Pin, ...]:
+    def pins_of(self, partition: LocalPartition) -> PinnedLog:
         """
-        Return the pins of one partition. Blocks.
+        Return the pins of one partition, to be judged by a look at its log that comes later. Blocks.
 
         Raises:
             LocalFileError: Its pin directory cannot be read.
         """
         directory = self._directories.get(partition.log_dir)
-        return directory.pins(partition) if directory else ()
+        if directory is None:
+            return PinnedLog()
+        with self._busy:
+            return directory.found(partition)
 
     async def step(
         self, looks: Sequence[PinLook], *, unnamed: Sequence[LocalPartition] = (), is_complete: bool
@@ -81,8 +91,12 @@ class Pinner:
         pins of others taken for those of deleted ones.
         """
         held = await asyncio.to_thread(self._step, looks, unnamed, is_complete=is_complete)
-        self._metrics.pinned_bytes.set(sum(pin.segment.size_bytes for pin in held))
-        self._metrics.pinned_segments.set(len(held))
+        ours = [pin for pin in held if not pin.is_stray]
+        strays = [pin for pin in held if pin.is_stray]
+        self._metrics.pinned_bytes.set(sum(pin.segment.size_bytes for pin in ours))
+        self._metrics.pinned_segments.set(len(ours))
+        self._metrics.stray.size_bytes.set(sum(pin.segment.size_bytes for pin in strays))
+        self._metrics.stray.pins.set(len(strays))
 
     def _step(
         self, looks: Sequence[PinLook], unnamed: Sequence[LocalPartition], *, is_complete: bool
@@ -92,7 +106,8 @@ class Pinner:
             ours = [look for look in looks if look.log.partition.log_dir == root]
             kept: list[tuple[LocalPartition, Pin]] = []
             for look in ours:
-                kept.extend((look.log.partition, pin) for pin in self._adjust(directory, look))
+                with self._busy:
+                    kept.extend((look.log.partition, pin) for pin in self._adjust(directory, look))
             try:
                 kept = self._within_budget(directory, kept)
                 if is_complete:
@@ -106,16 +121,51 @@ class Pinner:
 
     def _adjust(self, directory: PinDirectory, look: PinLook) -> list[Pin]:
         """Carry out one partition's plan; return the pins that stay."""
-        plan = plan_pins(look.log, look.pins, next_offset=look.next_offset, expiring_end=look.expiring_end)
+        local_log = look.log
+        plan = plan_pins(
+            local_log,
+            look.pins,
+            next_offset=look.next_offset,
+            expiring_end=look.expiring_end,
+            gaps=look.gaps,
+        )
+        gone = {*plan.release, *plan.stray}
+        kept = [pin for pin in look.pins if pin not in gone]
         try:
-            # In this order: a segment in another's place may have the same bounds, and so the same names.
+            # What is stray goes before the log is noted as the one that the pins are of. And what goes
+            # goes first: a segment in another's place may have the same bounds, and so the same names.
+            kept += self._set_aside(directory, local_log.partition, plan.stray)
             if plan.release:
-                directory.release(look.log.partition, plan.release)
+                directory.release(local_log.partition, plan.release)
+            if local_log.segments and (plan.make or any(not pin.is_stray for pin in kept)):
+                self._note(directory, local_log)
             for segment in plan.make:
-                directory.make(look.log.partition, segment)
+                directory.make(local_log.partition, segment)
         except LocalFileError as error:
             self._count_failure(error)
-        return [pin for pin in look.pins if pin not in plan.release]
+        return kept
+
+    def _note(self, directory: PinDirectory, local_log: LocalLog) -> None:
+        """Note what the log is like; without a note pins hold all the same, but may be found stray."""
+        try:
+            directory.note(local_log)
+        except LocalFileError as error:
+            self._count_failure(error)
+
+    def _set_aside(
+        self, directory: PinDirectory, partition: LocalPartition, strays: Sequence[Pin]
+    ) -> tuple[Pin, ...]:
+        aside = directory.set_aside(partition, strays)
+        for before, pin in zip(strays, aside, strict=True):
+            if before != pin:
+                log.error(
+                    "pinned segment set aside: nothing shows that it is of the log that is there now",
+                    partition=str(partition.topic_partition),
+                    base_offset=pin.segment.base_offset,
+                    size_bytes=pin.segment.size_bytes,
+                    path=pin.segment.path,
+                )
+        return aside
 
     def _count_failure(self, error: LocalFileError) -> None:
         self._metrics.pin_failures.inc()

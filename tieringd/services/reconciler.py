@@ -308,11 +308,14 @@ class Reconciler:
                 seen.pins,
                 durable_end(manifest, seen.log),
                 seen.bounds.log_end_offset if is_expiring else None,
+                manifest.gaps if manifest else (),
             )
             found.append((leadership.partition, look))
         for one in (*world.followed, *world.held_back):
             manifest = self._follower.manifest(one.partition)
-            found.append((one.partition, PinLook(one.log, one.pins, durable_end(manifest, one.log))))
+            durable_to = durable_end(manifest, one.log)
+            gaps = manifest.gaps if manifest else ()
+            found.append((one.partition, PinLook(one.log, one.pins, durable_to, gaps=gaps)))
         now = asyncio.get_running_loop().time()
         unknown = [partition for partition, look in found if look.next_offset is None]
         self._unknown_since = {one: self._unknown_since.get(one, now) for one in unknown}

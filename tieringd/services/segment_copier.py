@@ -161,6 +161,7 @@ class SegmentCopier:
             return None
         index = _index_of(part, found)
         sidecar = encode_sidecar(index)
+        sidecar_crc32c = crc32c(sidecar)
         remote = RemoteSegment(
             base_offset=index.base_offset,
             last_offset=index.last_offset,
@@ -172,12 +173,13 @@ class SegmentCopier:
             writer_id=self._writer_id,
             uploaded_at_ms=self._now_ms(),
             index_size_bytes=len(sidecar),
+            index_crc32c=sidecar_crc32c,
         )
         body = FileSlice(file.fd, found.position, found.scan.size_bytes)
         request.before_put()
         await self._store.put(data_key(leadership.partition, remote), body, crc32c=found.scan.crc32c)
         request.before_put()
-        await self._store.put(index_key(leadership.partition, remote), sidecar, crc32c=crc32c(sidecar))
+        await self._store.put(index_key(leadership.partition, remote), sidecar, crc32c=sidecar_crc32c)
         if part.is_whole:
             # Asked last: a broker that notes this in an index flushes that after it has closed the segment.
             noted_ms = await asyncio.to_thread(self._layout.broker_timestamp_ms, part.segment)

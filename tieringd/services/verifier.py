@@ -16,6 +16,7 @@ from crc32c import crc32c
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.model.segment import NO_CRC
 from tieringd.services.archive_reader import CHUNK_BYTES
 
 if TYPE_CHECKING:
@@ -85,6 +86,12 @@ class Verifier:
         if sidecar.size_bytes != segment.index_size_bytes:
             raise CorruptDataError(
                 f"the index has {sidecar.size_bytes} bytes and the manifest says {segment.index_size_bytes}",
+                source=sidecar.key,
+            )
+        if sidecar.crc32c is not None and segment.index_crc32c not in {NO_CRC, sidecar.crc32c}:
+            raise CorruptDataError(
+                f"the index's checksum is {sidecar.crc32c:08x} and the manifest says "
+                f"{segment.index_crc32c:08x}",
                 source=sidecar.key,
             )
 

@@ -91,7 +91,7 @@ def bounds(found: tuple[Pin, ...]) -> list[tuple[int, int | None, bool]]:
 
 def test_pin_is_the_same_file_under_another_name(pinned, writer):
     """A pin has the inode, size, times and bounds of the broker's file, and takes no space beside it."""
-    found = pinned.pins(writer.partition)
+    found = pinned.found(writer.partition).pins
     assert bounds(found) == [(0, 3, False), (3, 6, False)]
     assert [replace(each.segment, path="") for each in found] == [
         replace(each, path="") for each in writer.local_log().closed_segments
@@ -106,7 +106,9 @@ def test_pin_is_the_same_file_under_another_name(pinned, writer):
 
 def test_pin_brings_its_side_files(pinned, writer):
     """The indexes and the producer snapshot are found beside a pin as they are beside the broker's file."""
-    for pin, segment in zip(pinned.pins(writer.partition), writer.local_log().closed_segments, strict=True):
+    for pin, segment in zip(
+        pinned.found(writer.partition).pins, writer.local_log().closed_segments, strict=True
+    ):
         found = read_broker_indexes(pin.segment)
         assert found == read_broker_indexes(segment)
         assert found.offset_index is not None
@@ -117,11 +119,11 @@ def test_pin_keeps_every_byte_when_the_broker_deletes_the_segment(pinned, writer
     """Through rename and unlink the data, checked batch by batch, and the side files stay readable."""
     before = [read_broker_indexes(each) for each in writer.local_log().closed_segments]
     delete_as_kafka_does(writer, 0, 3, step="rename")
-    assert bounds(pinned.pins(writer.partition)) == [(0, 3, False), (3, 6, False)], "two names are left"
+    assert bounds(pinned.found(writer.partition).pins) == [(0, 3, False), (3, 6, False)], "two names are left"
     delete_as_kafka_does(writer, 0, 3, step="unlink")
     delete_as_kafka_does(writer, 3, 6)
 
-    found = pinned.pins(writer.partition)
+    found = pinned.found(writer.partition).pins
     assert bounds(found) == [(0, 3, True), (3, 6, True)]
     assert writer.bases_on_disk == [6]
     assert [Path(each.segment.path).read_bytes() for each in found] == [writer.data_of(0), writer.data_of(3)]
@@ -137,7 +139,7 @@ def test_pin_keeps_every_byte_when_the_broker_deletes_the_segment(pinned, writer
 
 def test_truncation_in_place_shows_through_a_pin_and_is_noticed(pinned, writer):
     """A pin is the same file: what a follower cuts off is gone from it, and whoever looked before is told."""
-    (before, _) = pinned.pins(writer.partition)
+    (before, _) = pinned.found(writer.partition).pins
     file = OpenSegment.open(before.segment)
     try:
         writer.truncate(0)
@@ -145,7 +147,7 @@ def test_truncation_in_place_shows_through_a_pin_and_is_noticed(pinned, writer):
             file.require_unchanged()
     finally:
         file.close()
-    after = pinned.pins(writer.partition)[0].segment
+    after = pinned.found(writer.partition).pins[0].segment
     assert (after.size_bytes, after.inode) == (0, before.segment.inode)
     assert after.identity != before.segment.identity
 
@@ -155,7 +157,7 @@ def test_pin_keeps_the_old_bytes_when_the_broker_replaces_the_file(pinned, write
     cleaned = writer.path / f"{encode_file_name(0, FileKind.LOG)}.cleaned"
     cleaned.write_bytes(b"other bytes")
     cleaned.rename(writer.log_path(0))
-    (pin, _) = pinned.pins(writer.partition)
+    (pin, _) = pinned.found(writer.partition).pins
     assert pin.is_held
     assert Path(pin.segment.path).read_bytes() == writer.data_of(0)
     assert pin.segment.inode != writer.local_log().segments[0].inode
@@ -176,7 +178,7 @@ def test_pin_without_a_side_file_is_a_pin_and_without_its_log_is_nothing(pins, w
     for each in writer.path.glob(f"*{gone}"):
         each.unlink()
     pins.make(writer.partition, segment)
-    found = pins.pins(writer.partition)
+    found = pins.found(writer.partition).pins
     if gone == ".log":
         assert (found, list((tmp_path / "pins").iterdir())) == ((), [])
     else:
@@ -195,9 +197,9 @@ def test_lost_race_for_one_segment_leaves_the_pins_of_others(pinned, writer):
 
 def test_release_removes_a_pin_with_its_side_files_and_leaves_the_others(pinned, writer, tmp_path):
     """Each pin goes with all that belongs to it, and the last one takes the directory along."""
-    first, second = pinned.pins(writer.partition)
+    first, second = pinned.found(writer.partition).pins
     pinned.release(writer.partition, [first])
-    assert pinned.pins(writer.partition) == (second,)
+    assert pinned.found(writer.partition).pins == (second,)
     left = {Path(name).name for name in tree(tmp_path / "pins")}
     assert left == {
         f"{3:020d}-{6:020d}.log",
@@ -207,44 +209,147 @@ def test_release_removes_a_pin_with_its_side_files_and_leaves_the_others(pinned,
     }
     pinned.release(writer.partition, [second])
     assert list((tmp_path / "pins").iterdir()) == []
-    assert pinned.pins(writer.partition) == ()
+    assert pinned.found(writer.partition).pins == ()
 
 
 def test_release_of_a_pin_that_is_gone_is_nothing(pinned, writer):
     """A crash in the middle of a release is made good by the next."""
-    found = pinned.pins(writer.partition)
+    found = pinned.found(writer.partition).pins
     for _ in range(2):
         pinned.release(writer.partition, found)
-    assert pinned.pins(writer.partition) == ()
+    assert pinned.found(writer.partition).pins == ()
 
 
 def test_release_frees_what_only_a_pin_held_and_nothing_of_the_broker(pinned, writer):
     """The held file is gone for good, and one that the broker has stays whole."""
     delete_as_kafka_does(writer, 0, 3)
-    pinned.release(writer.partition, pinned.pins(writer.partition))
+    pinned.release(writer.partition, pinned.found(writer.partition).pins)
     assert writer.log_path(3).read_bytes() == writer.data_of(3)
     assert writer.log_path(3).stat().st_nlink == 1
 
 
 def test_pins_are_listed_oldest_first_and_nothing_else_is_taken_for_one(pinned, writer):
     """Names of another shape are left alone, in the listing and on disk."""
-    directory = Path(pinned.pins(writer.partition)[0].segment.path).parent
+    directory = Path(pinned.found(writer.partition).pins[0].segment.path).parent
     for name in ("notes.txt", f"{0:020d}.log", f"{0:020d}-{3:020d}.log.tmp", f"x{0:020d}-{9:020d}.log"):
         (directory / name).write_bytes(b"")
-    found = pinned.pins(writer.partition)
+    found = pinned.found(writer.partition).pins
     assert bounds(found) == [(0, 3, False), (3, 6, False)]
     pinned.release(writer.partition, found)
     assert (directory / "notes.txt").exists(), "a directory that is not empty stays"
+
+
+def test_note_says_what_the_log_was_like(pinned, writer):
+    """Its leader epochs, and by a link of ours its last file; a newer note takes the old one's place."""
+    assert (pinned.found(writer.partition).epochs, pinned.found(writer.partition).anchor) == (None, None)
+    for _ in range(2):
+        log = writer.local_log()
+        for _ in range(2):
+            pinned.note(log)
+            found = pinned.found(writer.partition)
+            assert (found.epochs, found.anchor) == (log.epochs, log.segments[-1].inode)
+            assert bounds(found.pins)[:2] == [(0, 3, False), (3, 6, False)]
+        writer.begin_epoch(writer.epochs[-1][0] + 1)
+        writer.closed_segment()
+
+
+def test_noted_segment_is_held_by_its_pin_alone_once_the_broker_deleted_it(pins, writer):
+    """The link that remembers which file was the last is one of ours, and not the broker's."""
+    log = writer.local_log()
+    last = replace(log.segments[-1], next_offset=9)
+    pins.note(log)
+    pins.make(writer.partition, last)
+    assert bounds(pins.found(writer.partition).pins) == [(6, 9, False)]
+    writer.log_path(6).unlink()
+    assert bounds(pins.found(writer.partition).pins) == [(6, 9, True)]
+
+
+def test_note_keeps_the_inode_of_a_deleted_file_from_being_used_again(pins, writer):
+    """As long as it is noted, another file that has the number cannot be taken for it."""
+    log = writer.local_log()
+    pins.note(log)
+    writer.log_path(6).unlink()
+    assert pins.found(writer.partition).anchor == log.segments[-1].inode
+    for _ in range(50):
+        writer.log_path(6).write_bytes(b"")
+        assert writer.log_path(6).stat().st_ino != log.segments[-1].inode
+        writer.log_path(6).unlink()
+
+
+def test_note_that_was_cut_short_is_none(pinned, writer):
+    """After a crash of the machine the file may be empty: then nobody knows, and the pins are still there."""
+    pinned.note(writer.local_log())
+    (checkpoint,) = Path(pinned.root).rglob("leader-epoch-checkpoint")
+    checkpoint.write_bytes(b"")
+    assert pinned.found(writer.partition).epochs is None
+    assert len(pinned.found(writer.partition).pins) == 2
+    pinned.note(writer.local_log())
+    assert pinned.found(writer.partition).epochs == ((0, 0),)
+
+
+def test_note_that_cannot_be_written_leaves_none(pinned, writer):
+    """An older one may be of another log than what is pinned next."""
+    pinned.note(writer.local_log())
+    (checkpoint,) = Path(pinned.root).rglob("leader-epoch-checkpoint")
+    checkpoint.with_name("leader-epoch-checkpoint.new").mkdir()
+    writer.begin_epoch(1)
+    with pytest.raises(LocalFileError, match=r"cannot be noted in .*Is a directory"):
+        pinned.note(writer.local_log())
+    assert pinned.found(writer.partition).epochs is None
+
+
+def test_note_goes_with_the_last_pin(pinned, writer):
+    """Nothing is left of a partition that has nothing pinned."""
+    pinned.note(writer.local_log())
+    first, second = pinned.found(writer.partition).pins
+    pinned.release(writer.partition, [first])
+    assert pinned.found(writer.partition).epochs == ((0, 0),)
+    pinned.release(writer.partition, [second])
+    assert list(Path(pinned.root).iterdir()) == []
+
+
+def test_what_is_set_aside_keeps_its_data_and_gives_its_name_free(pinned, writer):
+    """A pin of the same offsets, of another file, can be made beside it; both are found and released."""
+    first, second = pinned.found(writer.partition).pins
+    data = writer.data_of(0)
+    (aside,) = pinned.set_aside(writer.partition, [first])
+    assert pinned.found(writer.partition).pins == (replace(aside, is_stray=True), second)
+    assert pinned.set_aside(writer.partition, [aside]) == (aside,)
+    assert sorted(each.suffix for each in Path(aside.segment.path).parent.glob(f"{0:020d}*")) == [".stray"]
+
+    writer.log_path(0).unlink()
+    writer.log_path(0).write_bytes(b"another log's")
+    pinned.make(writer.partition, writer.local_log().segments[0])
+    found = pinned.found(writer.partition).pins
+    assert {(each.is_stray, Path(each.segment.path).read_bytes()) for each in found[:2]} == {
+        (True, data),
+        (False, b"another log's"),
+    }
+    pinned.release(writer.partition, [each for each in found if each.is_stray])
+    assert [each.is_stray for each in pinned.found(writer.partition).pins] == [False, False]
+    assert len(list(Path(aside.segment.path).parent.glob(f"{0:020d}*"))) == 3
+
+
+def test_file_that_took_a_segment_s_place_is_not_pinned_as_that(pins, writer, tmp_path):
+    """Between look and link a log may begin anew under the same name: its bytes are another lineage's."""
+    log = writer.local_log()
+    for base_offset in (0, 6):
+        writer.log_path(base_offset).rename(writer.path / f"{base_offset}.deleted")
+        writer.log_path(base_offset).write_bytes(b"other records")
+    pins.make(writer.partition, log.segments[0])
+    assert list((tmp_path / "pins").iterdir()) == []
+    pins.note(log)
+    assert pins.found(writer.partition).anchor is None
 
 
 def test_partitions_and_incarnations_have_directories_of_their_own(pinned, writer, log_dir):
     """A topic that was created again under the same name has no pins yet."""
     again = replace(writer.partition, topic_id="another-incarnation-id")
     neighbour = replace(writer.partition, topic_partition=TopicPartition("orders", 1))
-    assert pinned.pins(again) == pinned.pins(neighbour) == ()
+    assert pinned.found(again).pins == pinned.found(neighbour).pins == ()
     assert pinned.others([writer.partition]) == set()
     (path,) = pinned.others([again, neighbour])
-    assert Path(path) == Path(pinned.pins(writer.partition)[0].segment.path).parent
+    assert Path(path) == Path(pinned.found(writer.partition).pins[0].segment.path).parent
 
 
 def test_others_are_removed_with_everything_in_them(pinned, writer, tmp_path):
@@ -261,9 +366,9 @@ def test_root_that_is_gone_has_no_pins_and_is_made_again(pins, writer, tmp_path)
     """Whoever removes the pin directory loses the pins, and not the pinning."""
     (tmp_path / "pins").rmdir()
     assert pins.others([]) == set()
-    assert pins.pins(writer.partition) == ()
+    assert pins.found(writer.partition).pins == ()
     pins.make(writer.partition, writer.local_log().segments[0])
-    assert bounds(pins.pins(writer.partition)) == [(0, 3, False)]
+    assert bounds(pins.found(writer.partition).pins) == [(0, 3, False)]
 
 
 def test_nothing_is_ever_written_inside_the_log_directory(pins, writer, log_dir):
@@ -276,7 +381,7 @@ def test_nothing_is_ever_written_inside_the_log_directory(pins, writer, log_dir)
     for segment in writer.local_log().closed_segments:
         pins.make(writer.partition, segment)
         assert seen() == before
-    pins.release(writer.partition, pins.pins(writer.partition)[:1])
+    pins.release(writer.partition, pins.found(writer.partition).pins[:1])
     assert seen() == before
     for path in pins.others([]):
         pins.remove(path)
@@ -298,7 +403,7 @@ def test_pin_that_may_not_be_made_names_the_file_and_the_way_out(pins, writer, t
 
 def test_pin_directory_that_cannot_be_used_is_a_local_fault(pinned, writer, tmp_path):
     """A file in a directory's place, or one that may not be changed, is named in the error."""
-    found = pinned.pins(writer.partition)
+    found = pinned.found(writer.partition).pins
     directory = Path(found[0].segment.path).parent
     directory.chmod(0o555)
     (tmp_path / "pins").chmod(0o555)
@@ -308,14 +413,14 @@ def test_pin_directory_that_cannot_be_used_is_a_local_fault(pinned, writer, tmp_
         assert caught.value.path == str(directory)
         with pytest.raises(LocalFileError, match="cannot be removed: Permission denied"):
             pinned.remove(str(directory))
-    assert pinned.pins(writer.partition) == found
+    assert pinned.found(writer.partition).pins == found
 
     file = tmp_path / "a-file"
     file.write_bytes(b"")
     with pytest.raises(LocalFileError, match="cannot be read: Not a directory"):
         PinDirectory(str(file)).others([])
     with pytest.raises(LocalFileError, match="cannot be read: Not a directory"):
-        PinDirectory(str(file)).pins(writer.partition)
+        PinDirectory(str(file)).found(writer.partition)
 
 
 @pytest.fixture
@@ -367,5 +472,5 @@ def test_partition_of_another_log_directory_may_have_the_same_name(tmp_path, pin
     """Each log directory has a root of its own, so what is held here says nothing of there."""
     there = LocalPartition(writer.name, writer.partition.topic_id, "/other/orders-0", "/other")
     other = PinDirectory(pin_root(str(tmp_path / "logs"), [str(tmp_path / "other-pins")]))
-    assert other.pins(there) == ()
-    assert len(pinned.pins(writer.partition)) == 2
+    assert other.found(there).pins == ()
+    assert len(pinned.found(writer.partition).pins) == 2

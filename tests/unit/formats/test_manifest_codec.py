@@ -32,7 +32,7 @@ from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
 from tieringd.formats.manifest_codec import MAGIC, decode_manifest, encode_manifest
 from tieringd.model.manifest import Gap
-from tieringd.model.segment import NO_TIMESTAMP
+from tieringd.model.segment import NO_CRC, NO_TIMESTAMP
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 
 GOLDEN = (OWN / "partition-manifest.v3").read_bytes()
@@ -109,6 +109,7 @@ def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(v
     assert (found.allowed_local_start_offset, found.expired_at_ms, found.retired) == (None, None, ())
     assert found.crossing == ()
     assert [one.broker_timestamp_ms for one in found.segments] == [NO_TIMESTAMP] * 3
+    assert [one.index_crc32c for one in found.segments] == [NO_CRC] * 3
     if version == 1:
         assert (found.began_at_ms, found.replacements, found.translation) == (0, (), None)
 
@@ -158,8 +159,8 @@ def test_golden_manifest_is_laid_out_as_documented():
         [5, 2600, 2**62 + 9, 2**31 - 1],
     ]
     assert parts_of(NEW_GOLDEN)[0]["translation"] is None
-    values = struct.unpack(f"<{6 * 11}q", COLUMN_BYTES)
-    columns = [list(accumulate(values[at : at + 6])) for at in range(0, 66, 6)]
+    values = struct.unpack(f"<{6 * 12}q", COLUMN_BYTES)
+    columns = [list(accumulate(values[at : at + 6])) for at in range(0, 72, 6)]
     for name, column in zip(COLUMNS, columns[:-1], strict=True):
         assert column == [getattr(segment, name) for segment in (*NEWEST_SEGMENTS, *RETIRED_SEGMENTS)], name
     assert columns[-1] == [0, 1, 0, 0, 2, 0]
@@ -190,6 +191,7 @@ def test_column_order_is_that_of_all_versions():
         "uploaded_at_ms",
         "index_size_bytes",
         "broker_timestamp_ms",
+        "index_crc32c",
     )
 
 

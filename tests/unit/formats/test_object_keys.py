@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import xxhash
 from hypothesis import given
@@ -25,10 +27,16 @@ from tieringd.formats.object_keys import (
     topic_manifest_key,
 )
 from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC
 
 DATA_KEY = (
     "42420a25/MkU3OEVBNTcwNTJENDM2Qk/pay.ments_eu-1/12_wJalrXUtnFEMI-K7MDENGg/"
     "1000-1999-1073741824-4-0123456789abcdef0123456789abcdef.log"
+)
+"""Of a segment that was stored before its index's checksum became a part of the name."""
+NEW_DATA_KEY = (
+    "6efe9194/MkU3OEVBNTcwNTJENDM2Qk/pay.ments_eu-1/12_wJalrXUtnFEMI-K7MDENGg/"
+    "1000-1999-1073741824-4-0123456789abcdef0123456789abcdef-00c0ffee.log"
 )
 TOPIC_MANIFEST_KEY = (
     "meta/MkU3OEVBNTcwNTJENDM2Qk/topics/pay.ments_eu-1_wJalrXUtnFEMI-K7MDENGg/topic_manifest.json"
@@ -43,14 +51,15 @@ partitions = st.builds(
     TopicIdPartition, st.text(base64url, min_size=1), topics, topic_ids, st.integers(0, 10**6)
 )
 segments = st.builds(
-    lambda base, length, size, epoch, writer: remote(
-        base, base + length, size_bytes=size, leader_epoch=epoch, writer_id=writer
+    lambda base, length, size, epoch, writer, index: remote(
+        base, base + length, size_bytes=size, leader_epoch=epoch, writer_id=writer, index_crc32c=index
     ),
     st.integers(0, 2**62),
     st.integers(0, 10**6),
     st.integers(0, 2**40),
     st.integers(0, 2**31 - 1),
     st.text("0123456789abcdef", min_size=1, max_size=32),
+    st.just(NO_CRC) | st.integers(0, 2**32 - 1),
 )
 
 
@@ -58,6 +67,9 @@ def test_keys_are_laid_out_as_documented():
     """Every part of a key is where the page of the format says, behind a hash of the rest."""
     assert data_key(PARTITION, SEGMENTS[0]) == DATA_KEY
     assert index_key(PARTITION, SEGMENTS[0]) == DATA_KEY + ".index"
+    newer = replace(SEGMENTS[0], index_crc32c=0xC0FFEE)
+    assert data_key(PARTITION, newer) == NEW_DATA_KEY
+    assert index_key(PARTITION, newer) == NEW_DATA_KEY + ".index"
     assert manifest_key(PARTITION) == (
         "10a57fad/MkU3OEVBNTcwNTJENDM2Qk/meta/pay.ments_eu-1/12_wJalrXUtnFEMI-K7MDENGg/manifest"
     )
@@ -75,6 +87,7 @@ def test_data_key_is_parsed(partition, segment):
         size_bytes=segment.size_bytes,
         leader_epoch=segment.leader_epoch,
         writer_id=segment.writer_id,
+        index_crc32c=segment.index_crc32c,
     )
 
 
@@ -123,6 +136,10 @@ def hashed_again(key: str) -> str:
         KEY + "\n",
         hashed_again(KEY + ".part"),
         hashed_again(KEY.replace(".log", "-log")),
+        hashed_again(KEY.replace(".log", "-.log")),
+        hashed_again(KEY.replace(".log", "-c0ffee.log")),
+        hashed_again(KEY.replace(".log", "-00C0FFEE.log")),
+        hashed_again(KEY.replace(".log", "-00c0ffee-00c0ffee.log")),
         "x" + KEY,
         KEY[1:],
         KEY.upper(),

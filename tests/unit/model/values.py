@@ -80,6 +80,7 @@ def remote_segments(draw: st.DrawFn, base_offset: int, *, max_length: int = 1000
         uploaded_at_ms=draw(st.integers(0, 2**62)),
         broker_timestamp_ms=draw(timestamps),
         index_size_bytes=draw(st.integers(0, 2**32 - 1)),
+        index_crc32c=draw(st.just(-1) | st.integers(0, 2**32 - 1)),
     )
 
 

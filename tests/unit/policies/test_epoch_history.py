@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from tieringd.policies.epoch_history import (
     clipped,
+    completed,
     end_offset_for,
     epoch_at,
+    newest_shared_epoch,
     with_records,
     without_below,
     without_from,
@@ -174,3 +176,33 @@ def test_clipped_says_the_same_of_every_offset_of_the_segment(history, base_offs
     inside = written_under(history, base_offset=base_offset, next_offset=next_offset)
     assert written_under(found, next_offset=next_offset) == inside
     assert [epoch for epoch, _ in found] == sorted(set(inside.values()))
+
+
+@pytest.mark.parametrize(
+    ("history", "of_batches", "expected"),
+    [
+        pytest.param([], [], (), id="neither"),
+        pytest.param([], [(1, 0), (3, 5)], ((1, 0), (3, 5)), id="no history"),
+        pytest.param([(1, 0), (3, 5)], [(1, 0), (3, 7)], ((1, 0), (3, 5)), id="the history tells all"),
+        pytest.param(
+            [(3, 5)], [(1, 0), (2, 4), (3, 6)], ((1, 0), (2, 4), (3, 5)), id="from its beginning on"
+        ),
+    ],
+)
+def test_completed_takes_from_batches_what_the_history_does_not_reach(history, of_batches, expected):
+    """A history knows epochs without batches, and goes first where there is one."""
+    assert completed(history, of_batches) == expected
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([], [(1, 0)], None),
+        ([(1, 0)], [(2, 0)], None),
+        ([(1, 0), (3, 5)], [(1, 9), (2, 10), (3, 12), (4, 20)], 3),
+        ([(1, 0), (3, 5)], [(1, 0), (2, 5)], 1),
+    ],
+)
+def test_newest_shared_epoch_is_the_newest_that_both_know(one, other, expected):
+    """Where an epoch begins does not count: that moves with the log's head."""
+    assert newest_shared_epoch(one, other) == newest_shared_epoch(other, one) == expected

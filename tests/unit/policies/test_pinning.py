@@ -1,4 +1,4 @@
-"""Pinning: what to hold on to, what to let go, and what a budget costs."""
+"""Pinning: what to hold on to, what to let go, what belongs to the log, and what a budget costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import local, local_log
-from tieringd.policies.pinning import Pin, PinPlan, pins_over_budget, plan_pins, with_pins
+from tieringd.model.manifest import Gap
+from tieringd.policies.pinning import (
+    Pin,
+    PinnedLog,
+    PinPlan,
+    judged,
+    pins_over_budget,
+    plan_pins,
+    with_pins,
+)
 
 
 def pin(base_offset: int, next_offset: int, *, is_held: bool = False, **changes) -> Pin:
@@ -201,11 +210,164 @@ def test_budget_is_kept_and_nothing_is_given_up_in_vain(drawn, budget_bytes):
         pytest.param([pin(0, 10)], [20], ["pin 0", "log 20"], id="with a hole behind it"),
         pytest.param([pin(0, 25)], [20], ["log 20"], id="reaching into the log"),
         pytest.param([pin(30, 40)], [20], ["log 20"], id="behind the log"),
-        pytest.param([pin(0, 10)], [], ["pin 0"], id="an empty directory"),
+        pytest.param([pin(0, 10)], [], [], id="an empty directory"),
     ],
 )
 def test_uploadable_segments_are_the_log_and_what_only_pins_hold_before_it(pins, log_bases, expected):
-    """The broker's own files go first; what it deleted is taken from the pins, oldest first."""
+    """The broker's own files go first; what it deleted before them is taken from the pins, oldest first."""
     found = with_pins(local_log(log_bases), pins)
     sources = ["pin" if each.path.startswith("/pins/") else "log" for each in found]
     assert [f"{source} {each.base_offset}" for source, each in zip(sources, found, strict=True)] == expected
+
+
+def log_with(epochs, *, first_offset: int = 20):
+    """Return a log from *first_offset* on, closed at 30, with another segment; *epochs* are its history."""
+    return replace(local_log([first_offset, first_offset + 10]), epochs=tuple(epochs))
+
+
+def strays(log, found: PinnedLog) -> list[int]:
+    """Return the bases of the pins that nothing shows to be of *log*."""
+    _, pins = judged(log, found)
+    assert [replace(each, is_stray=False) for each in pins] == [
+        replace(each, is_stray=False) for each in found.pins
+    ]
+    return [each.segment.base_offset for each in pins if each.is_stray]
+
+
+HEAD = (pin(0, 10, is_held=True), pin(10, 20, is_held=True))
+"""What the broker deleted of a log that begins at 20."""
+
+
+@pytest.mark.parametrize(
+    ("noted", "epochs", "expected"),
+    [
+        pytest.param([(3, 0)], [(3, 20)], [], id="the leader of then has written on"),
+        pytest.param([(3, 0)], [(3, 0), (5, 20)], [], id="a history that was not cut"),
+        pytest.param([(3, 0), (4, 5)], [(4, 20), (6, 30)], [], id="a newer leader since"),
+        pytest.param([(3, 0), (4, 5), (5, 12)], [(5, 20)], [], id="the newest of several"),
+        pytest.param([(3, 0)], [(5, 20)], [0, 10], id="another leader's log only"),
+        pytest.param([(3, 0), (4, 12)], [(5, 20)], [0, 10], id="a newer one's only"),
+        pytest.param([(4, 0)], [(3, 20)], [0, 10], id="an older one's only"),
+        pytest.param(
+            [(3, 0), (4, 15)], [(3, 0), (5, 16)], [10], id="parted where the old one ends the epoch"
+        ),
+        pytest.param([(3, 0)], [(3, 0), (5, 15)], [10], id="parted where the new one ends the epoch"),
+        pytest.param([(3, 0), (4, 10)], [(3, 0), (5, 10)], [10], id="parted between the two"),
+        pytest.param([(3, 0), (4, 20)], [(3, 0), (5, 20)], [], id="parted after them"),
+        pytest.param(None, [(3, 0)], [0, 10], id="nobody noted anything"),
+        pytest.param([], [(3, 20)], [0, 10], id="there was no epoch"),
+        pytest.param([(3, 0)], [], [0, 10], id="there is no epoch any more"),
+        pytest.param(None, [], [], id="a log without epochs"),
+        pytest.param([], [], [], id="a log without epochs, noted"),
+    ],
+)
+def test_pin_is_of_the_log_where_the_histories_share_an_epoch_past_its_end(noted, epochs, expected):
+    """An epoch has one leader: two logs that both have it are equal up to where the first of them ends it."""
+    noted = None if noted is None else tuple(noted)
+    assert strays(log_with(epochs), PinnedLog(HEAD, noted)) == expected
+
+
+@pytest.mark.parametrize(
+    ("anchor", "expected"),
+    [
+        pytest.param(21, [], id="its first segment"),
+        pytest.param(31, [], id="a later one"),
+        pytest.param(1, [0, 10], id="one that is gone"),
+        pytest.param(None, [0, 10], id="none"),
+    ],
+)
+def test_pin_is_of_the_log_that_has_a_file_of_that_time(anchor, expected):
+    """Nothing below a segment's base was cut off for as long as the file is there, whoever leads since."""
+    assert strays(log_with([(9, 20)]), PinnedLog(HEAD, ((3, 0),), anchor)) == expected
+
+
+def test_file_of_that_time_says_nothing_of_what_lies_past_its_base():
+    """A follower cuts files in place: the log may go on otherwise within them."""
+    log = log_with([(9, 15)], first_offset=10)
+    _, pins = judged(log, PinnedLog((pin(0, 10), pin(5, 15)), ((3, 0),), anchor=11))
+    assert [each.is_stray for each in pins] == [False, True]
+
+
+def test_pin_of_a_segment_that_the_log_still_has_shows_what_came_before_it():
+    """It is a link of ours as well, and made when what came before was known to be of the log."""
+    log = log_with([(9, 20)])
+    assert strays(log, PinnedLog((*HEAD, pin(20, 30)), ((3, 0),))) == []
+    aside = pin(20, 30)
+    assert strays(log, PinnedLog((*HEAD, replace(aside, is_stray=True)), ((3, 0),))) == [0, 10, 20]
+
+
+def test_pins_of_an_empty_directory_are_not_judged():
+    """There is no log that they could be of, or not of; nor is anything uploaded of them."""
+    found = PinnedLog(HEAD, ((3, 0),))
+    assert judged(local_log([]), found) == (local_log([]), HEAD)
+    assert with_pins(local_log([]), HEAD) == ()
+
+
+def test_what_was_set_aside_stays_aside():
+    """A log that is known again does not bring back what nobody looked after meanwhile."""
+    aside = tuple(replace(each, is_stray=True) for each in HEAD)
+    assert strays(log_with([(3, 0)]), PinnedLog(aside, ((3, 0),))) == [0, 10]
+
+
+@pytest.mark.parametrize(
+    ("noted", "anchor", "epochs", "expected"),
+    [
+        pytest.param([(3, 0)], None, [(3, 20)], [(3, 0)], id="the same epoch goes on"),
+        pytest.param(
+            [(2, 0), (3, 5)], None, [(3, 20), (4, 25)], [(2, 0), (3, 5), (4, 25)], id="and others follow"
+        ),
+        pytest.param([(3, 0)], 21, [(5, 20)], [(3, 0), (5, 20)], id="a new one begins where the log does"),
+        pytest.param([(3, 0)], 21, [(5, 22)], [(5, 22)], id="between the two there may be others"),
+        pytest.param([(2, 0), (3, 12), (4, 21)], 21, [], [(2, 0), (3, 12)], id="none is left"),
+        pytest.param(
+            [(2, 0), (3, 12)], None, [(2, 0), (3, 12)], [(2, 0), (3, 12)], id="nothing was forgotten"
+        ),
+        pytest.param([(3, 0)], None, [(5, 20)], [(5, 20)], id="another log's"),
+    ],
+)
+def test_history_of_a_log_goes_as_far_back_as_its_pins(noted, anchor, epochs, expected):
+    """A broker forgets the epochs of what it deletes; they were noted, where the log is the same."""
+    log, _ = judged(log_with(epochs), PinnedLog(HEAD, tuple(noted), anchor))
+    assert log == replace(log_with(epochs), epochs=tuple(expected))
+
+
+def test_history_without_pins_is_the_broker_s():
+    """What is noted beside pins that are gone, or aside, is not asked for."""
+    for pins in ((), tuple(replace(each, is_stray=True) for each in HEAD), (pin(20, 30),)):
+        log, _ = judged(log_with([(3, 20)]), PinnedLog(pins, ((2, 0), (3, 5))))
+        assert log.epochs == ((3, 20),)
+
+
+STRAY = replace(pin(10, 20, is_held=True), is_stray=True)
+
+
+@pytest.mark.parametrize(
+    ("next_offset", "gaps", "is_kept"),
+    [
+        pytest.param(None, [], True, id="nothing is durable"),
+        pytest.param(19, [], True, id="all but its last offset"),
+        pytest.param(20, [], False, id="all of it, of another log"),
+        pytest.param(40, [(15, 16)], True, id="a part is lost"),
+        pytest.param(40, [(0, 10)], True, id="its first offset is lost"),
+        pytest.param(40, [(19, 30)], True, id="its last offset is lost"),
+        pytest.param(40, [(0, 9), (20, 30)], False, id="what lies beside it is lost"),
+    ],
+)
+def test_stray_pin_stays_where_it_may_be_the_only_copy(next_offset, gaps, is_kept):
+    """It goes when the archive holds these offsets, and not when that has them as lost."""
+    gaps = [Gap(first, last, "deleted", 0) for first, last in gaps]
+    plan = plan_pins(local_log([30, 40]), [STRAY], next_offset=next_offset, gaps=gaps)
+    assert (plan.stray, plan.release) == (((STRAY,), ()) if is_kept else ((), (STRAY,)))
+
+
+def test_stray_pin_is_in_nobody_s_way():
+    """Where the log comes back to these offsets its segments get pins, and the stray one stays."""
+    plan = plan_pins(local_log([10, 20, 30]), [STRAY], next_offset=None)
+    assert actions(plan) == ([10, 20], [])
+    assert plan.stray == (STRAY,)
+
+
+def test_stray_pin_is_not_uploaded():
+    """It might be another log's; what is known to be of this one goes as ever."""
+    found = with_pins(local_log([20, 30]), [pin(0, 10), STRAY])
+    assert bases(found) == [0, 20, 30]

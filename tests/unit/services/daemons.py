@@ -64,7 +64,7 @@ class Daemon:
     def pinned(self, writer: LogWriter) -> list[int]:
         """Return the bases of a partition's pins."""
         assert self.pins, "made with a pin_root"
-        return [pin.segment.base_offset for pin in self.pins.pins(writer.partition)]
+        return [pin.segment.base_offset for pin in self.pins.found(writer.partition).pins]
 
     def value(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(name, labels)

@@ -235,6 +235,41 @@ async def test_commit_without_effect_is_made_again(writer, archiver, store):
     assert bases(store, writer) == [written]
 
 
+async def test_commit_that_lands_after_the_next_upload_names_what_it_was_made_for(
+    writer, archiver, archive, store
+):
+    """An index that changed between two uploads is stored beside the first: the late commit stays true."""
+    base = writer.closed_segment()
+    held: list[tuple[str, bytes]] = []
+    put = store.put
+
+    async def hold_first_commit(key, body, *, crc32c, condition=None):
+        if (
+            key.endswith("/manifest")
+            and store._objects
+            and not held
+            and any(each.endswith(".index") for each in store._objects)
+        ):
+            held.append((key, body))
+            raise store_unavailable("put", True)
+        if key.endswith("/manifest") and held:
+            # What was given up for lost arrives now, before this one.
+            store.add(*held[0])
+        return await put(key, body, crc32c=crc32c, condition=condition)
+
+    store.put = hold_first_commit
+    with pytest.raises(StorageUnavailable):
+        await archiver.step(observed(writer))
+    writer.log_path(base).with_suffix(".timeindex").unlink()
+    with pytest.raises(StorageUnavailable, match="took effect late"):
+        await archiver.step(observed(writer))
+
+    assert (await archiver.step(observed(writer))).uploaded == 0
+    manifest = stored_manifest(store, writer)
+    assert [each.base_offset for each in manifest.segments] == [base]
+    assert (await archive.verifier.verify(manifest, deep=True)).faults == ()
+
+
 async def test_newer_leader_in_the_manifest_fences_before_anything_is_copied(writer, archiver, store, broker):
     """A deposed leader finds out at its first look, and uploads nothing."""
     writer.closed_segment()

@@ -34,7 +34,7 @@ def look(writer, tmp_path):
         directory.make(writer.partition, segment)
     writer.drop_head()
     writer.drop_head()
-    pins = directory.pins(writer.partition)
+    pins = directory.found(writer.partition).pins
     return lambda *which: replace(observed(writer), pins=tuple(pins[one] for one in which))
 
 

@@ -383,3 +383,46 @@ async def test_operations_of_later_releases_say_so(writer, remote_log, archive, 
 
     assert store._objects == before
     assert await values_in(archive, manifest) == {0: b"a", 1: b"b", 2: b"c"}
+
+
+async def test_copy_with_another_index_has_another_name(writer, remote_log, leadership, store):
+    """What one upload stored stays as it was when a later one tells other things of the segment."""
+    base = writer.closed_segment()
+    first = await copied(remote_log, leadership, writer, base)
+    before = dict(store._objects)
+    writer.log_path(base).with_suffix(".timeindex").unlink()
+
+    second = await copied(remote_log, leadership, writer, base)
+
+    assert second.index.broker.time_index is None
+    assert {key: store._objects[key] for key in before} == before
+    assert await remote_log.index_of(leadership.partition, first.remote) == first.index
+    assert await remote_log.index_of(leadership.partition, second.remote) == second.index
+
+
+async def test_copy_made_again_has_the_same_name_and_bytes(writer, remote_log, leadership, store):
+    """Uploading again what could not be committed leaves no second copy, however often it happens."""
+    base = writer.closed_segment()
+    first = await copied(remote_log, leadership, writer, base)
+    before = {key: data for key, (data, _) in store._objects.items()}
+
+    second = await copied(remote_log, leadership, writer, base)
+
+    assert data_key(leadership.partition, second.remote) == data_key(leadership.partition, first.remote)
+    assert {key: data for key, (data, _) in store._objects.items()} == before
+
+
+async def test_index_that_another_upload_stored_is_not_taken_for_the_committed_one(
+    writer, remote_log, leadership, store
+):
+    """A whole index of the same object, and not the one that the manifest names, is damage."""
+    base = writer.closed_segment()
+    first = await copied(remote_log, leadership, writer, base)
+    writer.log_path(base).with_suffix(".timeindex").unlink()
+    second = await copied(remote_log, leadership, writer, base)
+    key = index_key(leadership.partition, first.remote)
+    store.add(key, store._objects[index_key(leadership.partition, second.remote)][0])
+
+    with pytest.raises(CorruptDataError, match="not the one that the manifest names") as caught:
+        await remote_log.index_of(leadership.partition, first.remote)
+    assert caught.value.source == key

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from crc32c import crc32c
 
 from tests.fakes.archive import archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
@@ -46,7 +47,7 @@ async def test_sound_archive_has_no_faults(archive, manifest, deep):
 @pytest.mark.parametrize("deep", [False, True])
 async def test_orphans_are_tolerated(archive, store, manifest, deep):
     """Objects that no manifest names are no fault: a crash may leave some."""
-    store.add(data_key(manifest.partition, manifest.segments[1]).replace("a1.log", "ff.log"), b"orphan")
+    store.add(data_key(manifest.partition, manifest.segments[1]).replace("-a1-", "-ff-"), b"orphan")
 
     assert (await archive.verifier.verify(manifest, deep=deep)).faults == ()
 
@@ -85,6 +86,18 @@ async def test_wrong_size_of_an_index_is_found(archive, store, manifest, key):
     (fault,) = (await archive.verifier.verify(manifest, deep=False)).faults
     assert f"{key}.index" in fault
     assert f"the manifest says {manifest.segments[1].index_size_bytes}" in fault
+
+
+async def test_wrong_index_of_the_same_size_is_found(archive, store, manifest, key):
+    """An index that another upload stored is told by its checksum, without reading it."""
+    index = decode_sidecar(store._objects[f"{key}.index"][0])
+    other = encode_sidecar(replace(index, record_count=index.record_count + 1))
+    assert len(other) == manifest.segments[1].index_size_bytes
+    store.add(f"{key}.index", other)
+
+    (fault,) = (await archive.verifier.verify(manifest, deep=False)).faults
+    assert f"{key}.index" in fault
+    assert f"the manifest says {manifest.segments[1].index_crc32c:08x}" in fault
 
 
 async def test_wrong_checksum_is_found_without_reading(archive, store, manifest, key):
@@ -139,15 +152,14 @@ async def test_change_outside_of_the_batch_checksums_takes_the_objects_own(archi
 )
 async def test_index_that_tells_other_things_takes_a_deep_look(archive, store, manifest, change, words):
     """A whole index with wrong contents is found by comparing it with the object."""
-    key = index_key(manifest.partition, manifest.segments[1])
-    index = decode_sidecar(store._objects[key][0])
+    partition, segment = manifest.partition, manifest.segments[1]
+    index = decode_sidecar(store._objects[index_key(partition, segment)][0])
     sidecar = encode_sidecar(replace(index, **change))
-    # The manifest knows the index's size; here it is the contents that count.
-    segments = [
-        replace(each, index_size_bytes=len(sidecar)) if number == 1 else each
-        for number, each in enumerate(manifest.segments)
-    ]
-    store.add(key, sidecar)
+    # The manifest knows the index's size and checksum; here it is the contents that count.
+    other = replace(segment, index_size_bytes=len(sidecar), index_crc32c=crc32c(sidecar))
+    store.add(index_key(partition, other), sidecar)
+    store.add(data_key(partition, other), store._objects[data_key(partition, segment)][0])
+    segments = [other if each == segment else each for each in manifest.segments]
 
     (fault,) = (
         await archive.verifier.verify(replace(manifest, segments=SegmentTable.of(segments)), deep=True)
