@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.segment import EpochStart
 
-_NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?P<kind>\.log|-\d+\.stray)")
+_NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?:\.log|-\d+\.stray)")
 _STRAY: Final = ".stray"
 _ANCHOR: Final = "anchor"
 _NEW: Final = ".new"
@@ -61,7 +61,7 @@ class PinDirectory:
         directory = self._directory(partition)
         try:
             with os.scandir(directory) as entries:
-                status = {entry.name: entry.stat() for entry in entries}
+                status = {entry.name: found for entry in entries if (found := _status(entry)) is not None}
         except FileNotFoundError:
             return PinnedLog()
         except OSError as error:
@@ -127,6 +127,8 @@ class PinDirectory:
                 os.rename(segment.path, path)  # noqa: PTH104 - paths are text throughout this layer
                 _unlink(directory, _side_files(directory, segment))
                 aside.append(replace(pin, segment=replace(segment, path=path)))
+            if aside:
+                _tidy(directory)
         except OSError as error:
             raise LocalFileError(
                 f"{directory} cannot be changed: {error.strerror}", path=directory
@@ -177,12 +179,7 @@ class PinDirectory:
                 is_stray = pin.segment.path.endswith(_STRAY)
                 side_files = [] if is_stray else _side_files(directory, pin.segment)
                 _unlink(directory, [pin.segment.path, *side_files])
-            with os.scandir(directory) as entries:
-                is_last = not any(_NAME.fullmatch(entry.name) for entry in entries)
-            if is_last:
-                _unlink(directory, [f"{directory}/{_ANCHOR}", f"{directory}/{EPOCH_CHECKPOINT}"])
-        except FileNotFoundError:
-            return
+            _tidy(directory)
         except OSError as error:
             raise LocalFileError(
                 f"{directory} cannot be changed: {error.strerror}", path=directory
@@ -280,6 +277,17 @@ def _side_files(directory: str, segment: LocalSegment) -> list[str]:
     return [*(f"{stem}{kind.value}" for kind in _SIDE_KINDS), f"{directory}/{snapshot}"]
 
 
+def _tidy(directory: str) -> None:
+    """Remove the note where nothing is left that it is about: its link would hold a file for nothing."""
+    try:
+        with os.scandir(directory) as entries:
+            if any(_NAME.fullmatch(entry.name) and not entry.name.endswith(_STRAY) for entry in entries):
+                return
+    except FileNotFoundError:
+        return
+    _unlink(directory, [f"{directory}/{_ANCHOR}", f"{directory}/{EPOCH_CHECKPOINT}"])
+
+
 def _unlink(directory: str, names: Sequence[str]) -> None:
     """Unlink those of *names* that are there, and *directory* when it is empty then."""
     for name in names:
@@ -287,6 +295,14 @@ def _unlink(directory: str, names: Sequence[str]) -> None:
             os.unlink(name)  # noqa: PTH108 - paths are text throughout this layer
     with suppress(OSError):
         os.rmdir(directory)  # noqa: PTH106 - likewise; one that is not empty stays
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Return what stat says of a file, or None when it is gone: an operator may remove one."""
+    try:
+        return entry.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _pin(path: str, status: os.stat_result, name: re.Match[str], anchor: int | None) -> Pin:

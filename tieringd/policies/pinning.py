@@ -79,7 +79,7 @@ def judged(log: LocalLog, found: PinnedLog) -> tuple[LocalLog, tuple[Pin, ...]]:
     the epochs of what it deletes.
     """
     first_offset = log.first_offset
-    if first_offset is None:
+    if first_offset is None or not found.pins:
         return log, found.pins
     same_to = max(_same_by_files(log, found), _same_by_epochs(log, found.epochs))
     pins = tuple(

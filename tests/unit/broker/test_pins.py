@@ -308,6 +308,18 @@ def test_note_goes_with_the_last_pin(pinned, writer):
     assert list(Path(pinned.root).iterdir()) == []
 
 
+def test_note_goes_when_all_is_set_aside(pinned, writer):
+    """The link to the last segment would hold what the broker deletes, for pins that nothing is asked of."""
+    pinned.note(writer.local_log())
+    assert writer.log_path(6).stat().st_nlink == 2
+    first, second = pinned.found(writer.partition).pins
+    pinned.set_aside(writer.partition, [first])
+    assert writer.log_path(6).stat().st_nlink == 2
+    pinned.set_aside(writer.partition, [second])
+    assert writer.log_path(6).stat().st_nlink == 1
+    assert [each.is_stray for each in pinned.found(writer.partition).pins] == [True, True]
+
+
 def test_what_is_set_aside_keeps_its_data_and_gives_its_name_free(pinned, writer):
     """A pin of the same offsets, of another file, can be made beside it; both are found and released."""
     first, second = pinned.found(writer.partition).pins
