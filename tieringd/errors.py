@@ -18,6 +18,7 @@ TieringError
 ├── BrokerDenied              the broker refuses an operation for good
 ├── FencedError               another writer owns the partition: stop, do not retry
 ├── LogGapError               the local log no longer reaches the remote log
+├── ProtocolViolation         a peer sent what is no Kafka message: close its connection
 └── CorruptDataError          CRC, length or order is wrong: quarantine, never retry
 
 Foreign exceptions (SDK, HTTP, Kafka client) are translated where they arise, with
@@ -142,6 +143,10 @@ class LogGapError(TieringError):
         super().__init__(message, hint=hint)
         self.next_offset = next_offset
         self.first_local_offset = first_local_offset
+
+
+class ProtocolViolation(TieringError):
+    """A client or broker sent bytes that are no Kafka message; only its own connection pays for it."""
 
 
 class CorruptDataError(TieringError):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tieringd.formats.disk_state import PublishedDiskState, encode_disk_state
+from tieringd.formats.history_link import HistoryLink, encode_history_link
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.quota_record import QuotaPhase, QuotaRecord, encode_quota_record
@@ -204,6 +205,12 @@ QUOTA_RECORD = QuotaRecord(
     changed_at_ms=1_700_000_000_000,
 )
 
+HISTORY_LINK = HistoryLink(
+    TopicKey("new-cluster", TOPIC, "AAAAAAAAAAAAAAAAAAAAAQ"),
+    TopicKey(CLUSTER, TOPIC, TOPIC_ID),
+    starts=((0, 0), (3, 2**63 - 1), (2**31 - 1, 7)),
+)
+
 
 def files() -> dict[str, bytes]:
     """Return what this release writes for each file."""
@@ -214,6 +221,7 @@ def files() -> dict[str, bytes]:
         "segment-index-empty.v1": encode_sidecar(EMPTY_INDEX),
         "topic-manifest.v4.json": encode_topic_manifest(TOPIC_MANIFEST),
         "disk-state.v1.json": encode_disk_state(DISK_STATE),
+        "history-link.v1": encode_history_link(HISTORY_LINK),
         "quota-record.v1.json": encode_quota_record(QUOTA_RECORD),
     }
 

@@ -15,7 +15,7 @@ from tieringd.formats.log_names import is_topic_name
 from tieringd.model.partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from typing import NoReturn
 
     from tieringd.model.segment import EpochStart
@@ -81,6 +81,12 @@ def parse_offset_checkpoint(data: bytes) -> dict[TopicPartition, int]:
         if offsets[name] < 0:
             _fail(line, f"{name} has offset {offset}")
     return offsets
+
+
+def encode_offset_checkpoint(offsets: Mapping[TopicPartition, int]) -> bytes:
+    """Return one of the `*-offset-checkpoint` files as a broker writes it."""
+    rows = [f"{name.topic} {name.partition} {offset}\n" for name, offset in offsets.items()]
+    return "".join(["0\n", f"{len(rows)}\n", *rows]).encode()
 
 
 def parse_partition_metadata(data: bytes) -> str:

@@ -5,6 +5,7 @@ Names of objects in the bucket: built here, parsed here, and nowhere else.
     ... .log.index
     {h}/{cluster}/meta/{topic}/{partition}_{topic_id}/manifest
     meta/{cluster}/topics/{topic}_{topic_id}/topic_manifest.json
+    meta/{cluster}/topics/{topic}_{topic_id}/history_link
     meta/{cluster}/brokers/{node_id}/disk_state.json
     meta/{cluster}/brokers/client_quotas.json
 
@@ -93,6 +94,11 @@ def manifest_key(partition: TopicIdPartition) -> str:
 def topic_manifest_key(key: TopicKey) -> str:
     """Return the key of a topic's manifest."""
     return f"{TOPIC_MANIFESTS_PREFIX}{key.cluster}/topics/{key.topic}_{key.topic_id}/topic_manifest.json"
+
+
+def history_link_key(key: TopicKey) -> str:
+    """Return the key of what joins a restored topic to the archive that it goes on from."""
+    return f"{TOPIC_MANIFESTS_PREFIX}{key.cluster}/topics/{key.topic}_{key.topic_id}/history_link"
 
 
 def parse_topic_manifest_key(key: str) -> TopicKey | None:

@@ -16,11 +16,16 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
-from tieringd.model.segment import AbortedTransaction, BrokerIndexes, IndexEntry, SegmentIndex
+from tieringd.model.segment import NO_CRC, AbortedTransaction, BrokerIndexes, IndexEntry, SegmentIndex
+
+if TYPE_CHECKING:
+    from tieringd.model.segment import RemoteSegment
 
 MAGIC = b"TRDI"
 VERSION = 1
@@ -65,6 +70,28 @@ def decode_sidecar(data: bytes) -> SegmentIndex:
         return _index(head, body[_LENGTH.size + head_bytes :])
     except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise CorruptDataError(f"segment index cannot be read: {error}") from error
+
+
+def decode_sidecar_of(data: bytes, segment: RemoteSegment, *, key: str) -> SegmentIndex:
+    """
+    Return the index of *segment* that the object *key* holds.
+
+    Raises:
+        CorruptDataError: The bytes are not a whole index, or describe another data object.
+    """
+    try:
+        index = decode_sidecar(data)
+    except CorruptDataError as error:
+        raise error.located(key) from error
+    if (index.base_offset, index.size_bytes, index.crc32c) != (
+        segment.base_offset,
+        segment.size_bytes,
+        segment.crc32c,
+    ):
+        raise CorruptDataError("the index describes another data object", source=key)
+    if segment.index_crc32c not in {NO_CRC, crc32c(data)}:
+        raise CorruptDataError("the index is not the one that the manifest names", source=key)
+    return index
 
 
 def _index(head: dict[str, Any], rest: bytes) -> SegmentIndex:

@@ -13,6 +13,7 @@ from tieringd.errors import CorruptDataError
 from tieringd.formats.checkpoints import (
     MetaProperties,
     encode_epoch_checkpoint,
+    encode_offset_checkpoint,
     encode_partition_metadata,
     parse_epoch_checkpoint,
     parse_meta_properties,
@@ -70,6 +71,7 @@ def test_offsets_of_a_broker_are_read(name):
     offsets = parse_offset_checkpoint((GOLDEN / name).read_bytes())
     assert offsets[TopicPartition("codec-gzip", 0)] == 24
     assert offsets[TopicPartition("transactions", 0)] == 10
+    assert encode_offset_checkpoint(offsets) == (GOLDEN / name).read_bytes()
 
 
 def test_offset_checkpoint_takes_topics_with_dots_dashes_and_underscores():

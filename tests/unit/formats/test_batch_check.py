@@ -1,0 +1,88 @@
+"""The check of stored batches: what is right passes, whatever the windows; what is wrong is named."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.builders import OLD_MESSAGE_V1, batch, golden_log, segment_bytes
+from tieringd.errors import CorruptDataError
+from tieringd.formats import batch_check
+from tieringd.formats.batch_check import check_batches, check_batches_in
+
+DATA = segment_bytes(100, batches=5, value=b"v" * 300)
+BATCH_BYTES = len(DATA) // 5
+BOUNDS = {"base_offset": 100, "next_offset": 115}
+
+
+def reads(data):
+    return lambda position, size_bytes: data[position : position + size_bytes]
+
+
+@pytest.fixture(params=["memory", "windows"])
+def check(request, monkeypatch):
+    """Give the check of bytes in memory, and of bytes read through windows smaller than a batch."""
+    if request.param == "memory":
+        return lambda data, **bounds: check_batches(memoryview(data), **bounds)
+    monkeypatch.setattr(batch_check, "_WINDOW_BYTES", 100)
+    return lambda data, **bounds: check_batches_in(reads(data), len(data), **bounds)
+
+
+def test_whole_batches_pass(check):
+    """One, many, none, and those that a real broker wrote."""
+    check(DATA, **BOUNDS)
+    check(b"", base_offset=0, next_offset=0)
+    check(batch(7), base_offset=7, next_offset=10)
+    for topic in ("codec-gzip", "transactions", "compacted"):
+        log = golden_log(topic)
+        check(log, base_offset=0, next_offset=1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("data", "bounds", "message", "position"),
+    [
+        pytest.param(DATA[:-1], BOUNDS, "cut short", 4 * BATCH_BYTES, id="cut"),
+        pytest.param(DATA[: BATCH_BYTES + 30], BOUNDS, "cut short", BATCH_BYTES, id="cut-header"),
+        pytest.param(DATA + b"\0" * 70, BOUNDS, "v0 is not supported", 5 * BATCH_BYTES, id="zeros"),
+        pytest.param(DATA[BATCH_BYTES:], {**BOUNDS, "base_offset": 104}, "belong here", 0, id="too-early"),
+        pytest.param(DATA, {**BOUNDS, "next_offset": 114}, "belong here", 4 * BATCH_BYTES, id="too-late"),
+        pytest.param(
+            DATA[BATCH_BYTES:] + DATA[:BATCH_BYTES], BOUNDS, "belong here", 4 * BATCH_BYTES, id="disorder"
+        ),
+        pytest.param(DATA[:BATCH_BYTES] * 2, BOUNDS, "belong here", BATCH_BYTES, id="twice"),
+        pytest.param(OLD_MESSAGE_V1, BOUNDS, "v1 is not supported", 0, id="old-format"),
+    ],
+)
+def test_wrong_bytes_are_named_with_their_position(check, data, bounds, message, position):
+    """An operator can find them in the object."""
+    with pytest.raises(CorruptDataError, match=message) as caught:
+        check(data, **bounds)
+    assert caught.value.position == position
+
+
+@given(st.integers(0, len(DATA) - 1), st.integers(0, 7))
+def test_any_flipped_bit_is_noticed(at, bit):
+    """Except in the leader epoch, which stands outside the checksum and is the broker's to fill."""
+    damaged = bytearray(DATA)
+    damaged[at] ^= 1 << bit
+    if 12 <= at % BATCH_BYTES < 16:
+        check_batches(memoryview(damaged), **BOUNDS)
+        return
+    with pytest.raises(CorruptDataError):
+        check_batches(memoryview(damaged), **BOUNDS)
+    with pytest.raises(CorruptDataError):
+        check_batches_in(reads(bytes(damaged)), len(damaged), **BOUNDS)
+
+
+def test_bytes_that_end_early_are_cut(check):
+    """A file that became shorter is not read for ever."""
+    with pytest.raises(CorruptDataError, match="cut short"):
+        check_batches_in(reads(DATA[: BATCH_BYTES + 10]), len(DATA), **BOUNDS)
+
+
+def test_batch_with_an_impossible_length_is_not_waited_for():
+    """No window grows to what a damaged length asks for beyond the bytes there are."""
+    damaged = DATA[:8] + (200 << 20).to_bytes(4, "big") + DATA[12:]
+    with pytest.raises(CorruptDataError, match="cut short"):
+        check_batches_in(reads(damaged), len(damaged), **BOUNDS)

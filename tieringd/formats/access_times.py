@@ -1,0 +1,61 @@
+"""
+Access times: when each file of the chunk cache was last read, kept over restarts.
+
+An envelope (`TRDA`) around compressed text: one line for each file, its time in milliseconds, a
+space, and its name. It is only advice: a cache whose access times are lost evicts in a worse order
+until they are known again.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.envelope import seal, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAGIC = b"TRDA"
+VERSION = 1
+
+_FASTEST = 1
+_MAX_BYTES = 1 << 30
+"""Ten times what a million names take."""
+
+
+def encode_access_times(times: Mapping[str, int]) -> bytes:
+    """Return *times* (milliseconds by name) as bytes."""
+    text = "\n".join(f"{time_ms} {name}" for name, time_ms in times.items())
+    return seal(MAGIC, VERSION, zlib.compress(text.encode(), _FASTEST))
+
+
+def decode_access_times(data: bytes) -> dict[str, int]:
+    """
+    Return the times that *data* holds.
+
+    Raises:
+        CorruptDataError: The bytes are not access times of a version we know.
+    """
+    _version, body = unseal(data, MAGIC, newest_version=VERSION, kind="list of access times")
+    try:
+        return _times(_inflated(body).decode())
+    except (ValueError, zlib.error) as error:
+        raise CorruptDataError(f"list of access times cannot be read: {error}") from error
+
+
+def _inflated(body: bytes) -> bytes:
+    inflate = zlib.decompressobj()
+    data = inflate.decompress(body, _MAX_BYTES)
+    if not inflate.eof:
+        raise ValueError("it is not whole")
+    return data
+
+
+def _times(text: str) -> dict[str, int]:
+    times = {}
+    for line in text.split("\n") if text else ():
+        time_ms, _, name = line.partition(" ")
+        times[name] = int(time_ms)
+    return times

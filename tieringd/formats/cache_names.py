@@ -1,0 +1,83 @@
+"""
+Names of files in the chunk cache: built here, parsed here, and nowhere else.
+
+    {segment key}_chunks/{position}     a chunk: the bytes of the data object from this position on
+    {segment key}.index                 its index sidecar
+    {manifest key}.{more}               a spillover manifest
+
+A name is the object's key, so that a person finds one by the other. With a number of buckets its first
+part, the eight hex digits that spread load over an object store, becomes that hash modulo the number,
+for filesystems that do not like many directories. Whatever does not parse is not ours.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+import xxhash
+
+MAX_BUCKETS = 1_000_000
+"""A bucket's number is shorter than a hash, so that the two are never taken for each other."""
+
+_HASH = r"[0-9a-f]{8}"
+_PARTITION = r"[^/\0]+/[^/\0]+/\d+_[^/\0]{22}"
+_SEGMENT = r"\d+-\d+-\d+-\d+-[0-9a-f]+(?:-[0-9a-f]{8})?"
+_NAME = re.compile(
+    rf"(?P<first>{_HASH}|0|[1-9]\d{{0,5}})/"
+    rf"(?:(?P<data>{_PARTITION}/{_SEGMENT}\.log)(?:_chunks/(?P<position>0|[1-9]\d*)|\.index)"
+    r"|(?P<manifest>[^/\0]+/meta/[^/\0]+/\d+_[^/\0]{22}/manifest(?:\.\d+)+))"
+)
+_ODD_PARTS = frozenset((".", ".."))
+
+
+class FileKind(Enum):
+    """What a cached file holds."""
+
+    CHUNK = "chunk"
+    INDEX = "index"
+    MANIFEST = "manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheName:
+    """What the name of a cached file says."""
+
+    kind: FileKind
+    segment: str
+    """The key of the data object that a chunk or an index belongs to; empty for a manifest."""
+    position: int | None
+    """Of a chunk, in the data object."""
+    is_reachable: bool
+    """Whether this is the name that anybody would look for: false under another number of buckets."""
+
+
+def chunk_name(key: str, position: int, *, buckets: int) -> str:
+    """Return the name of the chunk at *position* of the data object *key*."""
+    return f"{cached_name(key, buckets=buckets)}_chunks/{position}"
+
+
+def cached_name(key: str, *, buckets: int) -> str:
+    """Return the name of a whole object: an index, or a manifest."""
+    if not buckets:
+        return key
+    first, _, rest = key.partition("/")
+    return f"{int(first, 16) % buckets}/{rest}"
+
+
+def parse_cache_name(name: str, *, buckets: int) -> CacheName | None:
+    """Return what *name* says; None for one that this cache never gave."""
+    found = _NAME.fullmatch(name)
+    if found is None or _ODD_PARTS.intersection(name.split("/")):
+        return None
+    first = found["first"]
+    if found["manifest"]:
+        is_reachable = len(first) == 8 if not buckets else len(first) < 8 and int(first) < buckets  # noqa: PLR2004
+        return CacheName(FileKind.MANIFEST, "", None, is_reachable)
+    # An object's key begins with the hash of the rest; `formats.object_keys` says so too.
+    segment = f"{xxhash.xxh32_intdigest(found['data'].encode()):08x}/{found['data']}"
+    is_reachable = cached_name(segment, buckets=buckets).partition("/")[0] == first
+    if found["position"] is None:
+        return CacheName(FileKind.INDEX, segment, None, is_reachable)
+    return CacheName(FileKind.CHUNK, segment, int(found["position"]), is_reachable)
