@@ -1,0 +1,93 @@
+"""
+Small messages, decoded and encoded whole by kio.
+
+For requests and responses that have to be understood in full and that hold no records: of every
+API and version that kio has, whether a gateway looks at it or not.
+"""
+
+from __future__ import annotations
+
+import struct
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.index import load_payload_module, load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
+from kio.serial.errors import SerialError
+from kio.static.constants import EntityType
+
+from tieringd.errors import ProtocolViolation
+from tieringd.formats.kafka_wire.cursor import Cursor
+from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from tieringd.formats.kafka_wire.request_header import RequestHead
+
+_SIZE: Final = struct.Struct(">i")
+_FRAME: Final = struct.Struct(">ii")
+
+
+def response_module(api_key: int, version: int) -> ModuleType:
+    """Return kio's module with the classes of a response."""
+    return load_payload_module(api_key, version, EntityType.response)
+
+
+def decode_request(view: memoryview, head: RequestHead) -> Any:
+    """
+    Return kio's message of a request of an API and version that kio has, whole and with its size.
+
+    Raises:
+        ProtocolViolation: kio cannot read it.
+    """
+    schema: Any = load_request_schema(head.api_key, head.version)
+    cursor = Cursor(view, HEAD.size)
+    cursor.string(compact=False)
+    if schema.__header_schema__.__flexible__:
+        cursor.skip_tags()
+    return _decoded(view[cursor.at :], schema)
+
+
+def made(schema: Any, **values: Any) -> Any:
+    """Return a message of kio's class *schema*, without those of *values* that its version lacks."""
+    fields = schema.__dataclass_fields__
+    return schema(**{name: value for name, value in values.items() if name in fields})
+
+
+def decode_response(view: memoryview, api_key: int, version: int) -> Any:
+    """
+    Return kio's message of a response, whole and with its size.
+
+    Raises:
+        ProtocolViolation: kio cannot read it.
+    """
+    schema: Any = load_response_schema(api_key, version)
+    cursor = Cursor(view, SIZE_BYTES + 4)
+    if schema.__header_schema__.__flexible__:
+        cursor.skip_tags()
+    return _decoded(view[cursor.at :], schema)
+
+
+def encode_response(correlation_id: int, response: Any) -> bytes:
+    """Return *response*, a message of kio, with its header and size."""
+    buffer = BytesIO()
+    buffer.write(_FRAME.pack(0, correlation_id))
+    if response.__header_schema__.__flexible__:
+        buffer.write(b"\x00")
+    entity_writer(type(response))(buffer, response)
+    encoded = bytearray(buffer.getvalue())
+    _SIZE.pack_into(encoded, 0, len(encoded) - SIZE_BYTES)
+    return bytes(encoded)
+
+
+def _decoded(body: memoryview, schema: Any) -> Any:
+    try:
+        message, size = entity_reader(schema)(bytes(body), 0)
+    except (SerialError, ValueError, TypeError, IndexError, OverflowError) as error:
+        raise ProtocolViolation(
+            f"a {schema.__name__} of version {schema.__version__} cannot be read: {error!r}"
+        ) from error
+    if size != len(body):
+        raise ProtocolViolation(f"a {schema.__name__} is {len(body) - size} bytes too long")
+    return message

@@ -1,0 +1,29 @@
+"""What is sent to a client in place of a broker's bytes: bytes of our own, and parts of files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """Bytes of an open file, which go from the page cache to the socket without being read."""
+
+    descriptor: int
+    """Belongs to whoever made the slice, and stays open until the bytes were sent."""
+    position: int
+    length: int
+    on_unreadable: Callable[[], None] | None = field(default=None, compare=False)
+    """Called when the file cannot be read or ends too early, before the slice is given up."""
+
+
+Piece = bytes | memoryview | FileSlice
+
+
+def piece_bytes(piece: Piece) -> int:
+    """Return the size of a piece."""
+    return piece.length if isinstance(piece, FileSlice) else len(piece)
