@@ -1,0 +1,284 @@
+"""
+Cache trim: which files of the chunk cache go when it is over a limit, and which stay.
+
+Chunks go first, the least recently used before the others. An index goes with the last chunk of its
+segment; other indexes, and manifests, only where all chunks are not enough. What is being read is
+never evicted. Eviction ends as soon as the cache is at its target: a part (the low watermark)
+of the limit that was passed, so that the next put does not begin it again.
+
+A cache is over when it holds more than its limit, or than a threshold below it, counts what is
+asked for, or when its disk has less free than `storage_min_free_bytes`. Each trim looks at both bytes
+and objects, and lowers only the one that is over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.formats.cache_names import FileKind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+LEAST_USED = "it is the least recently used"
+WITH_ITS_CHUNKS = "the last chunk of its segment went"
+CHUNKS_NOT_ENOUGH = "evicting every chunk that may go was not enough"
+BEING_READ = "it is being read"
+WITHIN_LIMITS = "the cache is within its limits"
+
+LOW_WATERMARK = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFile:
+    """A file of the cache, as the accounts know it."""
+
+    name: str
+    size_bytes: int
+    accessed_ms: int
+    """When it was last read, in wall-clock time; 0 where nobody will read it again."""
+    kind: FileKind
+    segment: str
+    """The data object that a chunk or an index belongs to; empty for a manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrimLimits:
+    """How large the cache may be."""
+
+    size_bytes: int
+    """`cloud_storage_cache_size` and `_percent`, and what the disk's areas leave; 0 holds nothing."""
+    objects: int
+    """`cloud_storage_cache_max_objects`."""
+    min_free_bytes: int = 0
+    """`storage_min_free_bytes`: so much of the disk stays free."""
+    threshold_percent_size: float | None = None
+    """`cloud_storage_cache_trim_threshold_percent_size`; None trims when the cache is full."""
+    threshold_percent_objects: float | None = None
+    """`cloud_storage_cache_trim_threshold_percent_objects`, likewise."""
+    carryover_bytes: int = 0
+    """`cloud_storage_cache_trim_carryover_bytes`: candidates to remember for the next trim."""
+    low_watermark: float = LOW_WATERMARK
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What the cache holds and is asked for."""
+
+    size_bytes: int
+    """Of all files."""
+    objects: int
+    reserved_bytes: int = 0
+    """Promised to puts under way; it counts as used and cannot be evicted."""
+    reserved_objects: int = 0
+    free_bytes: int | None = None
+    """Of its disk, where what is reserved is taken already; None where that is not known."""
+    wanted_bytes: int = 0
+    """By a put that waits for room; 0 for a periodic look."""
+    wanted_objects: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrimDemand:
+    """How much has to go, and why."""
+
+    size_bytes: int
+    objects: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A file that goes."""
+
+    file: CachedFile
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file that would have gone by its turn, and does not."""
+
+    file: CachedFile
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrimPlan:
+    """What to evict."""
+
+    demand: TrimDemand
+    evictions: tuple[Eviction, ...] = ()
+    kept: tuple[KeptFile, ...] = ()
+    carry_over: tuple[CachedFile, ...] = ()
+    """The next in turn, for a trim that cannot wait for a plan over all files."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how many bytes go."""
+        return sum(one.file.size_bytes for one in self.evictions)
+
+    @property
+    def short_by_bytes(self) -> int:
+        """Return how many bytes more had to go, and nothing more may."""
+        return max(0, self.demand.size_bytes - self.size_bytes)
+
+    @property
+    def short_by_objects(self) -> int:
+        """Return the same in objects."""
+        return max(0, self.demand.objects - len(self.evictions))
+
+
+def has_room(use: CacheUse, limits: TrimLimits) -> bool:
+    """Say whether what is wanted can be put without evicting anything."""
+    if use.size_bytes + use.reserved_bytes + use.wanted_bytes > limits.size_bytes:
+        return False
+    if use.objects + use.reserved_objects + use.wanted_objects > limits.objects:
+        return False
+    return _disk_deficit(use, limits) <= 0
+
+
+def fits_at_all(use: CacheUse, limits: TrimLimits) -> bool:
+    """Say whether what is wanted could be put in an empty cache; without that nothing is evicted for it."""
+    return use.wanted_bytes <= limits.size_bytes and use.wanted_objects <= limits.objects
+
+
+def trim_demand(use: CacheUse, limits: TrimLimits) -> TrimDemand:
+    """Return how much has to go; nothing while the cache is within its limits."""
+    if not fits_at_all(use, limits):
+        return TrimDemand(0, 0, f"{use.wanted_bytes} bytes are more than the whole cache may hold")
+    size_bytes, size_reason = _demand(
+        use.size_bytes + use.reserved_bytes,
+        wanted=use.wanted_bytes,
+        limit=limits.size_bytes,
+        threshold_percent=limits.threshold_percent_size,
+        low_watermark=limits.low_watermark,
+        unit="bytes",
+    )
+    objects, object_reason = _demand(
+        use.objects + use.reserved_objects,
+        wanted=use.wanted_objects,
+        limit=limits.objects,
+        threshold_percent=limits.threshold_percent_objects,
+        low_watermark=limits.low_watermark,
+        unit="objects",
+    )
+    reasons = [reason for reason in (size_reason, object_reason) if reason]
+    deficit = _disk_deficit(use, limits)
+    if deficit > 0:
+        reasons.append(f"its disk lacks {deficit} bytes to what has to stay free")
+    because = "; ".join(reasons) or WITHIN_LIMITS
+    return TrimDemand(min(max(size_bytes, deficit, 0), use.size_bytes), min(objects, use.objects), because)
+
+
+def plan_cache_trim(
+    files: Iterable[CachedFile], demand: TrimDemand, *, in_use: Collection[str], carryover_bytes: int = 0
+) -> TrimPlan:
+    """Choose what goes of *files* to meet *demand*; *in_use* are the names of files that are being read."""
+    if demand.size_bytes <= 0 and demand.objects <= 0:
+        return TrimPlan(demand)
+    trim = _Trim(demand, in_use)
+    chunks, others = _in_turn(files)
+    indexes = {file.segment: file for file in others if file.kind is FileKind.INDEX}
+    chunks_left = Counter(file.segment for file in chunks)
+    turn = 0
+    while turn < len(chunks) and not trim.is_met:
+        file = chunks[turn]
+        turn += 1
+        if trim.take(file, LEAST_USED):
+            chunks_left[file.segment] -= 1
+            index = indexes.get(file.segment)
+            if not chunks_left[file.segment] and index is not None:
+                trim.take(index, WITH_ITS_CHUNKS)
+    gone = trim.names
+    for file in others:
+        if trim.is_met:
+            break
+        if file.name not in gone:
+            trim.take(file, CHUNKS_NOT_ENOUGH)
+    return TrimPlan(
+        demand,
+        tuple(trim.evictions),
+        # Only of interest when it matters: the rest of the cache is kept because nothing has to go.
+        () if trim.is_met else tuple(trim.kept),
+        _carry_over(chunks[turn:], in_use, carryover_bytes),
+    )
+
+
+class _Trim:
+    """A plan in the making."""
+
+    def __init__(self, demand: TrimDemand, in_use: Collection[str]) -> None:
+        self._in_use = in_use
+        self._bytes_left = demand.size_bytes
+        self._objects_left = demand.objects
+        self.evictions: list[Eviction] = []
+        self.kept: list[KeptFile] = []
+
+    @property
+    def is_met(self) -> bool:
+        """Say whether enough goes."""
+        return self._bytes_left <= 0 and self._objects_left <= 0
+
+    @property
+    def names(self) -> set[str]:
+        """Return what goes."""
+        return {one.file.name for one in self.evictions}
+
+    def take(self, file: CachedFile, because: str) -> bool:
+        """Evict *file* unless it is being read; return whether it goes."""
+        if file.name in self._in_use:
+            self.kept.append(KeptFile(file, BEING_READ))
+            return False
+        self.evictions.append(Eviction(file, because))
+        self._bytes_left -= file.size_bytes
+        self._objects_left -= 1
+        return True
+
+
+def _demand(
+    used: int, *, wanted: int, limit: int, threshold_percent: float | None, low_watermark: float, unit: str
+) -> tuple[int, str]:
+    """Return how much of one dimension has to go, and why."""
+    # Who waits for room gets it at the limit itself; only the periodic look keeps below a threshold.
+    bound = limit if wanted or threshold_percent is None else int(limit * threshold_percent / 100)
+    if used + wanted <= bound:
+        return 0, ""
+    target = min(int(bound * low_watermark), bound - wanted)
+    asked = f" and {wanted} more are asked for" if wanted else ""
+    return used - target, f"it holds {used} {unit} of {bound}{asked}"
+
+
+def _disk_deficit(use: CacheUse, limits: TrimLimits) -> int:
+    """Return how many bytes the disk lacks to what has to stay free, with what is wanted."""
+    if use.free_bytes is None:
+        return 0
+    return limits.min_free_bytes + use.wanted_bytes - use.free_bytes
+
+
+def _in_turn(files: Iterable[CachedFile]) -> tuple[list[CachedFile], list[CachedFile]]:
+    """Return the chunks and the others, each in the order in which they may go."""
+    chunks: list[CachedFile] = []
+    others: list[CachedFile] = []
+    for file in files:
+        (chunks if file.kind is FileKind.CHUNK else others).append(file)
+    for each in (chunks, others):
+        each.sort(key=lambda file: (file.accessed_ms, file.name))
+    return chunks, others
+
+
+def _carry_over(
+    left: Sequence[CachedFile], in_use: Collection[str], carryover_bytes: int
+) -> tuple[CachedFile, ...]:
+    """Return the first of *left* that together have no more than *carryover_bytes*."""
+    found: list[CachedFile] = []
+    for file in left:
+        if file.name in in_use:
+            continue
+        if file.size_bytes > carryover_bytes:
+            break
+        carryover_bytes -= file.size_bytes
+        found.append(file)
+    return tuple(found)
