@@ -8,11 +8,17 @@ so that ten thousand partitions do not become a hundred thousand series. Service
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from prometheus_client.metrics_core import Metric
+
     from tieringd.model.partition import TopicPartition
 
 _PARTITION = ("topic", "partition")
@@ -81,6 +87,21 @@ class StrayPins:
         self.all = (self.pins, self.size_bytes)
 
 
+class BallastGauges:
+    """The ballast file, as it is and as it is to be."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.size_bytes = Gauge(
+            "tieringd_ballast_bytes", "Size of the ballast file, 0 when there is none", registry=registry
+        )
+        self.wanted_bytes = Gauge(
+            "tieringd_ballast_wanted_bytes",
+            "Size that the ballast file is to have, 0 when none is wanted",
+            registry=registry,
+        )
+        self.all = (self.size_bytes, self.wanted_bytes)
+
+
 class SpaceMetrics:
     """How the space manager sees the filesystems of the log directories, each by its first directory."""
 
@@ -90,6 +111,14 @@ class SpaceMetrics:
 
         self.log_bytes = gauge("log_bytes", "Bytes that the logs take of a filesystem")
         self.log_area_bytes = gauge("log_area_bytes", "Bytes of a filesystem that are meant for the logs")
+
+        def cache_gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"tieringd_space_{name}", text, _DISK, registry=registry)
+
+        self.cache_bytes = cache_gauge("cache_bytes", "Bytes that the chunk cache takes of its filesystem")
+        self.cache_area_bytes = cache_gauge(
+            "cache_area_bytes", "Bytes of its filesystem that the chunk cache may use now"
+        )
         self.short_bytes = gauge(
             "short_bytes", "Bytes over the logs' area that nothing reclaimable was found for"
         )
@@ -99,7 +128,88 @@ class SpaceMetrics:
             ("phase",),
             registry=registry,
         )
-        self.all = (self.log_bytes, self.log_area_bytes, self.short_bytes, self.planned_bytes)
+        self.all = (
+            self.log_bytes,
+            self.log_area_bytes,
+            self.cache_bytes,
+            self.cache_area_bytes,
+            self.short_bytes,
+            self.planned_bytes,
+        )
+
+
+class CacheMetrics:
+    """What the chunk cache holds, and what became of what readers asked it for."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"tieringd_cache_{name}", text, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tieringd_cache_{name}", text, labels, registry=registry)
+
+        self.size_bytes = gauge("bytes", "Bytes of the files in the chunk cache")
+        self.objects = gauge("objects", "Files in the chunk cache")
+        self.limit_bytes = gauge("limit_bytes", "Bytes that the chunk cache may hold now")
+        self.open_chunks = gauge("open_chunks", "Chunks whose file is open, with or without a reader")
+        self.in_progress = gauge("hydrations_in_progress", "Downloads from the archive under way")
+        self.hits = counter("hits", "Requests that the cache answered", "kind")
+        self.misses = counter("misses", "Requests that had to wait for the object store", "kind")
+        self.hydrated_bytes = counter("hydrated_bytes", "Bytes downloaded for readers", "kind")
+        self.streamed_bytes = counter("streamed_bytes", "Bytes of chunks served without being cached")
+        self.prefetches = counter("prefetched_chunks", "Chunks hydrated before a reader asked for them")
+        self.evictions = counter("evictions", "Files evicted from the cache", "kind")
+        self.evicted_bytes = counter("evicted_bytes", "Bytes of files evicted from the cache")
+        self.put_failures = counter("put_failures", "Files that the cache did not take", "reason")
+        self.corrupt = counter("corrupt", "Files or downloads whose bytes were wrong", "source")
+        self.all = tuple(vars(self).values())
+
+
+class GatewaySource(Protocol):
+    """What a gateway tells of itself when it is asked."""
+
+    @property
+    def open_connections(self) -> int:
+        """Return how many clients are connected."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return what all connections hold in memory."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Return what was counted since the start, by the names in `GatewayCollector`."""
+
+
+class GatewayCollector(Collector):
+    """The gateway's own counts, read when a scrape comes: nothing is counted twice for every message."""
+
+    COUNTERS: Final = {
+        "accepted_connections": "Clients that were let in",
+        "refused_connections": "Clients that were turned away at the limit of connections",
+        "broken_connections": "Connections that were ended for what came on them, or by the broker's refusal",
+        "from_client_bytes": "Bytes that clients sent",
+        "from_broker_bytes": "Bytes that the broker sent",
+        "archived_answers": "Answers with something of the archive in them",
+    }
+
+    def __init__(self, gateway: GatewaySource) -> None:
+        self._gateway = gateway
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what there is to tell now."""
+        gateway = self._gateway
+        yield GaugeMetricFamily(
+            "tieringd_gateway_connections", "Clients that are connected", value=gateway.open_connections
+        )
+        yield GaugeMetricFamily(
+            "tieringd_gateway_buffered_bytes",
+            "Bytes that the gateway's connections hold in memory",
+            value=gateway.buffered_bytes,
+        )
+        counts = gateway.counts
+        for name, meaning in self.COUNTERS.items():
+            yield CounterMetricFamily(f"tieringd_gateway_{name}", meaning, value=counts[name])
 
 
 class Metrics:
@@ -151,6 +261,7 @@ class Metrics:
             "Part of the partitions of all archived topics of this broker that it leads, 0 to 1",
         )
         self.space = SpaceMetrics(self.registry)
+        self.cache = CacheMetrics(self.registry)
         self.paused_topics = gauge("paused_topics", "Topics of this broker that an operator has paused")
         self.pinned_bytes = gauge(
             "pinned_bytes", "Bytes that only our pins hold: the broker has deleted them, undurable"
@@ -213,14 +324,15 @@ class Metrics:
         self.producers_held_back = gauge(
             "producers_held_back", "1 while producers' quotas are lowered because of a degraded disk"
         )
-        self.ballast_bytes = gauge("ballast_bytes", "Size of the ballast file, 0 when there is none")
-        self.ballast_wanted_bytes = gauge(
-            "ballast_wanted_bytes", "Size that the ballast file is to have, 0 when none is wanted"
-        )
+        self.ballast = BallastGauges(self.registry)
         self.reconcile_seconds = gauge("reconcile_last_duration_seconds", "Duration of the last round")
         self.reconciled_at = gauge(
             "reconcile_last_success_timestamp_seconds", "When the last round ended well, in Unix time"
         )
+
+    def watch_gateway(self, gateway: GatewaySource) -> None:
+        """Tell of *gateway* from now on."""
+        self.registry.register(GatewayCollector(gateway))
 
     def forget_partition(self, partition: TopicPartition) -> None:
         """Drop the series of a partition that this daemon no longer archives."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from operator import attrgetter
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tieringd.metrics import Metrics
+from tieringd.metrics import GatewayCollector, Metrics
 from tieringd.model.partition import TopicPartition
 
 GONE, KEPT = TopicPartition("orders", 12), TopicPartition("orders", 4)
@@ -136,13 +137,13 @@ def test_series_of_a_partition_are_forgotten_by_name():
         ("upload_backlog_bytes", "tieringd_upload_backlog_bytes", set()),
         ("degraded_brokers", "tieringd_degraded_brokers", set()),
         ("producers_held_back", "tieringd_producers_held_back", set()),
-        ("ballast_bytes", "tieringd_ballast_bytes", set()),
-        ("ballast_wanted_bytes", "tieringd_ballast_wanted_bytes", set()),
+        ("ballast.size_bytes", "tieringd_ballast_bytes", set()),
+        ("ballast.wanted_bytes", "tieringd_ballast_wanted_bytes", set()),
     ],
 )
 def test_metric_that_alerts_and_dashboards_name_keeps_its_name(field, name, labels):
     """A name is an interface: rules and dashboards of operators hold it."""
-    metric = getattr(Metrics(), field)
+    metric = attrgetter(field)(Metrics())
     assert metric._name == name
     assert labels_of(metric) == labels
 
@@ -218,3 +219,27 @@ def test_store_request_is_counted_timed_and_weighed():
     assert value("request_seconds_bucket", operation="put", le="0.25") == 0
     assert value("request_seconds_bucket", operation="put", le="0.5") == 1
     assert value("request_seconds_bucket", operation="put", le="2.5") == 2
+
+
+class Gateway:
+    """What a gateway tells of itself."""
+
+    def __init__(self) -> None:
+        self.open_connections = 3
+        self.buffered_bytes = 4096
+        self.counts = {name: 7 + number for number, name in enumerate(GatewayCollector.COUNTERS)}
+
+
+def test_gateway_is_read_when_a_scrape_comes():
+    """Its counts are counters and its state gauges; before it is watched there is nothing of it."""
+    metrics = Metrics()
+    assert not any(name.startswith("tieringd_gateway") for name, _ in samples(metrics))
+    gateway = Gateway()
+    metrics.watch_gateway(gateway)
+    gateway.open_connections = 5
+    found = {name: value for (name, _), value in samples(metrics).items() if "_gateway_" in name}
+    assert found == {
+        "tieringd_gateway_connections": 5,
+        "tieringd_gateway_buffered_bytes": 4096,
+        **{f"tieringd_gateway_{name}_total": value for name, value in gateway.counts.items()},
+    }

@@ -10,7 +10,9 @@ from __future__ import annotations
 from os.path import realpath
 from typing import TYPE_CHECKING
 
+from tieringd.config.cache_checks import find_cache_contradictions, find_cache_doubts
 from tieringd.config.finding import Finding
+from tieringd.config.gateway_checks import find_gateway_contradictions, find_gateway_doubts
 from tieringd.config.retention_checks import find_retention_doubts
 from tieringd.config.space_checks import find_space_contradictions, find_space_doubts
 from tieringd.config.store_checks import find_store_contradictions, find_store_doubts
@@ -32,6 +34,8 @@ def find_contradictions(config: Config) -> Iterator[Finding]:
     yield from _topics(config)
     yield from _controller(config)
     yield from find_space_contradictions(config)
+    yield from find_gateway_contradictions(config)
+    yield from find_cache_contradictions(config)
     if config.cloud_storage_enabled:
         yield from find_store_contradictions(config)
 
@@ -41,6 +45,8 @@ def find_doubts(config: Config) -> Iterator[Finding]:
     yield from _pins(config)
     yield from find_retention_doubts(config)
     yield from find_space_doubts(config)
+    yield from find_gateway_doubts(config)
+    yield from find_cache_doubts(config)
     if not config.cloud_storage_enabled:
         yield from _disabled(config)
         return
@@ -49,7 +55,7 @@ def find_doubts(config: Config) -> Iterator[Finding]:
     archives = config.cloud_storage_enable_remote_write or any(
         topic.remote_write or topic.remote_storage_enable for topic in config.topics.values()
     )
-    if config.broker.kind == "none" and not archives:
+    if config.broker.kind == "none" and config.has_broker_section and not archives:
         yield Finding(
             (("cloud_storage_enabled",), ("cloud_storage_enable_remote_write",), ("topics",)),
             "nothing will be archived: set cloud_storage_enable_remote_write, "
@@ -125,10 +131,12 @@ def _directories(config: Config) -> Iterator[Finding]:
     pins: Place = ("broker", "pin_directory")
     pin_directory = config.broker.pin_directory
     ballast: Place = ("ballast_file_path",)
+    cache: Place = ("cloud_storage_cache_directory",)
     for own_place, own in (
         (state, config.state_directory),
         (pins, pin_directory),
         (ballast, config.ballast_file_path),
+        (cache, config.cloud_storage_cache_directory),
         (root, config.cloud_storage_file_root),
     ):
         for place, path in log_dirs:
@@ -142,7 +150,12 @@ def _directories(config: Config) -> Iterator[Finding]:
     if file_root is None:
         return
     apart = [(place, path) for place, path in log_dirs if not _holds(path, file_root)]
-    own_paths = ((state, config.state_directory), (pins, pin_directory), (ballast, config.ballast_file_path))
+    own_paths = (
+        (state, config.state_directory),
+        (pins, pin_directory),
+        (ballast, config.ballast_file_path),
+        (cache, config.cloud_storage_cache_directory),
+    )
     for place, held in (*own_paths, *apart):
         if held is not None and _holds(file_root, held):
             yield Finding((root, place), f"{file_root} holds {held}; it must hold nothing but the archive")

@@ -16,38 +16,20 @@ if TYPE_CHECKING:
 
 LATER_PROPERTIES: frozenset[str] = frozenset(
     [
-        "cloud_storage_cache_check_interval_ms",
-        "cloud_storage_cache_chunk_size",
-        "cloud_storage_cache_directory",
-        "cloud_storage_cache_max_objects",
-        "cloud_storage_cache_num_buckets",
-        "cloud_storage_cache_size",
-        "cloud_storage_cache_size_percent",
-        "cloud_storage_cache_trim_carryover_bytes",
-        "cloud_storage_cache_trim_threshold_percent_objects",
-        "cloud_storage_cache_trim_threshold_percent_size",
-        "cloud_storage_cache_trim_walk_concurrency",
-        "cloud_storage_chunk_eviction_strategy",
-        "cloud_storage_disable_chunk_reads",
-        "cloud_storage_hydrated_chunks_per_segment_ratio",
-        "cloud_storage_min_chunks_per_segment_threshold",
         "cloud_storage_enable_segment_merging",
         "cloud_storage_idle_threshold_rps",
         "cloud_storage_idle_timeout_ms",
         "cloud_storage_segment_size_min",
         "cloud_storage_segment_size_target",
         "cloud_storage_target_manifest_size_bytes",
-        "kafka_enable_describe_log_dirs_remote_storage",
     ]
 )
 """Cluster properties, written at the top level."""
 
-LATER_TOPIC_PROPERTIES: frozenset[str] = frozenset(["redpanda.remote.recovery"])
-"""Topic properties, written under `topics`."""
-
 _ROLLING = "the broker rolls its segments; set it there"
 _COMPACTION = "the broker compacts its logs; set it there"
 _REPLICAS = "the broker decides how much of a partition it copies to a new replica; set it there"
+_RECOVERY = "it acts when a topic is created, and here a command does that: `tieringd recover`"
 _GROUPS = "the broker keeps the offsets of consumer groups, and they are not tiered; set it there"
 
 NOT_APPLICABLE: Mapping[str, str] = MappingProxyType(
@@ -70,6 +52,6 @@ NOT_APPLICABLE: Mapping[str, str] = MappingProxyType(
 """Cluster properties that only the broker can act on, and why."""
 
 NOT_APPLICABLE_TO_TOPICS: Mapping[str, str] = MappingProxyType(
-    {"segment.bytes": _ROLLING, "segment.ms": _ROLLING}
+    {"redpanda.remote.recovery": _RECOVERY, "segment.bytes": _ROLLING, "segment.ms": _ROLLING}
 )
 """The same for topic properties under `topics`."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from tieringd.config.checks import find_contradictions, find_doubts
 from tieringd.config.fields import described
-from tieringd.config.model import Config
+from tieringd.config.model import WITHOUT_BROKER, Config
 from tieringd.config.naming import explain_unknown, nearest_place, why_not_applicable
 from tieringd.config.yaml_source import Problem, read_document
 from tieringd.errors import ConfigError
@@ -61,17 +61,17 @@ class Loaded:
     """By place in the file; what is not here was not written down."""
 
 
-def load_config(path: Path, *, environ: Mapping[str, str]) -> Config:
+def load_config(path: Path, *, environ: Mapping[str, str], needs_broker: bool = True) -> Config:
     """
-    Return the configuration in the file *path*.
+    Return the configuration in the file *path*; one for the bucket alone *needs_broker* not at all.
 
     Raises:
         ConfigError: The file cannot be read, or anything in it is wrong.
     """
-    return load_with_origins(path, environ=environ).config
+    return load_with_origins(path, environ=environ, needs_broker=needs_broker).config
 
 
-def load_with_origins(path: Path, *, environ: Mapping[str, str]) -> Loaded:
+def load_with_origins(path: Path, *, environ: Mapping[str, str], needs_broker: bool = True) -> Loaded:
     """
     Return the configuration in the file *path*, and where each of its values was written.
 
@@ -90,20 +90,22 @@ def load_with_origins(path: Path, *, environ: Mapping[str, str]) -> Loaded:
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise _error(source, [f"{source}:{line}: this line is not UTF-8 text"]) from None
-    return parse_with_origins(text, source=source, environ=environ)
+    return parse_with_origins(text, source=source, environ=environ, needs_broker=needs_broker)
 
 
-def parse_config(text: str, *, source: str, environ: Mapping[str, str]) -> Config:
+def parse_config(text: str, *, source: str, environ: Mapping[str, str], needs_broker: bool = True) -> Config:
     """
     Return the configuration that *text* holds; *source* names it in messages.
 
     Raises:
         ConfigError: Anything is wrong; all faults are in `problems`, in the order of the lines.
     """
-    return parse_with_origins(text, source=source, environ=environ).config
+    return parse_with_origins(text, source=source, environ=environ, needs_broker=needs_broker).config
 
 
-def parse_with_origins(text: str, *, source: str, environ: Mapping[str, str]) -> Loaded:
+def parse_with_origins(
+    text: str, *, source: str, environ: Mapping[str, str], needs_broker: bool = True
+) -> Loaded:
     """
     Return the configuration that *text* holds, and where each of its values was written.
 
@@ -115,6 +117,8 @@ def parse_with_origins(text: str, *, source: str, environ: Mapping[str, str]) ->
     if document.data is not None:
         suspects = {problem.place for problem in problems if problem.place}
         data, notes = _applicable(document, document.data)
+        if not needs_broker:
+            data = {"broker": WITHOUT_BROKER} | data
         found, at_fault = _read_values(document, data)
         problems += [one for one in found if not _rests_on((one.place,), suspects)]
         config = _without(data, suspects | at_fault)
@@ -195,7 +199,9 @@ def _without(data: _Data, places: Iterable[Place]) -> Config:
     kept = deepcopy(data)
     for place in places:
         _remove(kept, place)
-    broker = {**_SMALLEST["broker"], **kept.get("broker", {})}
+    broker = kept.get("broker", {})
+    if broker != WITHOUT_BROKER:
+        broker = {**_SMALLEST["broker"], **broker}
     return Config.model_validate({**_SMALLEST, **kept, "broker": broker})
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PrivateAttr, SecretStr
 
 from tieringd.config.access import StoreAccess
+from tieringd.config.cache import Cache
 from tieringd.config.fields import (
     LIVE,
     MAX_INT64,
@@ -27,6 +28,7 @@ from tieringd.config.fields import (
     duration,
     size,
 )
+from tieringd.config.gateway import GatewayConfig
 from tieringd.config.retention import Retention
 from tieringd.config.space import Space
 from tieringd.config.topic import ClusterDefaults, TopicConfig, is_pattern, resolve_topic
@@ -120,6 +122,10 @@ class BrokerConfig(BaseModel):
     """How to reach the broker's listener, and as whom."""
 
 
+WITHOUT_BROKER = BrokerConfig.model_construct(kind="none", log_dirs=())
+"""Stands where a file has no section for a broker, and is not meant for a daemon beside one."""
+
+
 class AdminConfig(BaseModel):
     """The admin page: health, metrics and status over HTTP."""
 
@@ -173,7 +179,7 @@ class Daemon(BaseModel):
 
 
 # The last of the bases has its properties first, and this class last.
-class Config(Retention, Space, Transfers, StoreAccess, Daemon):
+class Config(Retention, Space, Cache, Transfers, StoreAccess, Daemon):
     """
     The whole configuration, valid in every part and as a whole.
 
@@ -193,6 +199,8 @@ class Config(Retention, Space, Transfers, StoreAccess, Daemon):
 
     admin: Annotated[AdminConfig, BeforeValidator(_empty_section)] = AdminConfig()
     """The admin page: health, metrics and status over HTTP."""
+    gateway: Annotated[GatewayConfig, BeforeValidator(_empty_section)] = GatewayConfig()
+    """The read gateway: Kafka's protocol for clients, with the archive behind the broker."""
     log: Annotated[LogConfig, BeforeValidator(_empty_section)] = LogConfig()
     """The daemon's own log."""
     topics: Annotated[
@@ -223,6 +231,16 @@ class Config(Retention, Space, Transfers, StoreAccess, Daemon):
         copy = self.model_copy()
         copy._warnings, copy._notes = warnings, notes  # noqa: SLF001 its own class
         return copy
+
+    @property
+    def has_broker_section(self) -> bool:
+        """Return whether the file says anything of a broker; without it only the bucket can be used."""
+        return bool(self.broker.log_dirs)
+
+    @property
+    def cache_directory(self) -> Path:
+        """Return where archived chunks are cached; never a log directory."""
+        return self.cloud_storage_cache_directory or self.state_directory / "cloud_storage_cache"
 
     @property
     def tiering_defaults(self) -> TieringDefaults:

@@ -11,9 +11,9 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from tieringd.config.fields import LATER
+from tieringd.config.gateway import GatewayConfig
 from tieringd.config.known import (
     LATER_PROPERTIES,
-    LATER_TOPIC_PROPERTIES,
     NOT_APPLICABLE,
     NOT_APPLICABLE_TO_TOPICS,
 )
@@ -31,6 +31,7 @@ SECTIONS: dict[Place, type[BaseModel]] = {
     ("broker",): BrokerConfig,
     ("broker", "security"): Security,
     ("admin",): AdminConfig,
+    ("gateway",): GatewayConfig,
     ("log",): LogConfig,
     ("topics", "NAME"): TopicProperties,
 }
@@ -57,7 +58,7 @@ def why_not_applicable(place: Place) -> str | None:
 def explain_unknown(place: Place) -> str:
     """Return what to say of a name that its section does not have."""
     section, name = _section(place), str(place[-1])
-    later = LATER_TOPIC_PROPERTIES if section == _TOPIC else LATER_PROPERTIES
+    later = () if section == _TOPIC else LATER_PROPERTIES
     accepted = NOT_APPLICABLE_TO_TOPICS if section == _TOPIC else NOT_APPLICABLE if not section else ()
     if name in later:
         return f"known property of tiered storage; {LATER}"

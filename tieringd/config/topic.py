@@ -258,7 +258,7 @@ def _broker_settings(
     if flag("redpanda.remote.recovery"):
         problems.append(
             f"topic {topic}: the broker has redpanda.remote.recovery=true, which acts only when a topic "
-            "is created, and has no effect on this one"
+            "is created, and has no effect on this one; `tieringd recover` brings topics back"
         )
     kafka = flag("remote.storage.enable")
     original_ms, original_bytes = (

@@ -12,7 +12,6 @@ from tests.unit.config.texts import SMALLEST, TIERED, parsed, problems_of
 from tieringd.config import Config, load_config, parse_config
 from tieringd.config.known import (
     LATER_PROPERTIES,
-    LATER_TOPIC_PROPERTIES,
     NOT_APPLICABLE,
     NOT_APPLICABLE_TO_TOPICS,
 )
@@ -124,11 +123,15 @@ log: {}
             "it belongs at the top level",
             id="cluster-property-of-topic",
         ),
-        pytest.param("cloud_storage_cache_size: 1", LATER, id="later"),
-        pytest.param("topics: {a: {redpanda.remote.recovery: true}}", LATER, id="later-topic"),
+        pytest.param("cloud_storage_idle_threshold_rps: 1", LATER, id="later"),
         pytest.param(
-            "cloud_storage_cache_sise: 1",
-            "the nearest name is cloud_storage_cache_size, and this",
+            "topics: {a: {redpanda.remote.recoveri: true}}",
+            "did you mean redpanda.remote.recovery?",
+            id="near-ignored-topic",
+        ),
+        pytest.param(
+            "cloud_storage_idle_threshold_rp: 1",
+            "the nearest name is cloud_storage_idle_threshold_rps, and this",
             id="near-later",
         ),
         pytest.param(
@@ -159,7 +162,7 @@ def test_name_of_a_later_release_is_not_also_a_name_of_this_one():
     """A property leaves the table of later ones when it takes effect."""
     for place, model in SECTIONS.items():
         is_topic = bool(place) and place[0] == "topics"
-        later = LATER_TOPIC_PROPERTIES if is_topic else LATER_PROPERTIES
+        later = frozenset() if is_topic else LATER_PROPERTIES
         ignored = NOT_APPLICABLE_TO_TOPICS if is_topic else NOT_APPLICABLE
         assert later.isdisjoint(property_names(model))
         assert set(ignored).isdisjoint({*property_names(model), *later})

@@ -31,6 +31,7 @@ class Later(NamedTuple):
     default: object
 
 
+RECOVERS = "it acts when a topic is created, and here a command does that: `tieringd recover`"
 ROLLS = "the broker rolls its segments; set it there"
 COMPACTS = "the broker compacts its logs; set it there"
 REPLICAS = "the broker decides how much of a partition it copies to a new replica; set it there"
@@ -71,22 +72,23 @@ CLUSTER = {
     "cloud_storage_upload_ctrl_min_shares": Works(100, "10"),
     "cloud_storage_upload_ctrl_max_shares": Works(1000, "900"),
     # Remote read and cache
-    "cloud_storage_cache_directory": Later("<data>/cloud_storage_cache"),
-    "cloud_storage_cache_size": Later(0),
-    "cloud_storage_cache_size_percent": Later(20),
-    "cloud_storage_cache_max_objects": Later(100_000),
-    "cloud_storage_cache_num_buckets": Later(0),
-    "cloud_storage_cache_check_interval_ms": Later(30_000),
-    "cloud_storage_cache_trim_carryover_bytes": Later(0),
-    "cloud_storage_cache_trim_threshold_percent_size": Later(None),
-    "cloud_storage_cache_trim_threshold_percent_objects": Later(None),
-    "cloud_storage_cache_trim_walk_concurrency": Later(1),
-    "cloud_storage_cache_chunk_size": Later(16 * MIB),
-    "cloud_storage_chunk_eviction_strategy": Later("eager"),
-    "cloud_storage_disable_chunk_reads": Later(False),
-    "cloud_storage_hydrated_chunks_per_segment_ratio": Later(0.7),
-    "cloud_storage_min_chunks_per_segment_threshold": Later(5),
-    "kafka_enable_describe_log_dirs_remote_storage": Later(True),
+    "cloud_storage_cache_directory": Works(DERIVED, "/srv/cache"),
+    "cloud_storage_cache_size": Works(0, "100GiB"),
+    "cloud_storage_cache_size_percent": Works(20, "12.5"),
+    "cloud_storage_cache_max_objects": Works(100_000, "5000"),
+    "cloud_storage_cache_num_buckets": Works(0, "64"),
+    "cloud_storage_cache_check_interval_ms": Works(30_000, "1s"),
+    "cloud_storage_cache_trim_carryover_bytes": Works(0, "256MiB"),
+    "cloud_storage_cache_trim_threshold_percent_size": Works(None, "70"),
+    "cloud_storage_cache_trim_threshold_percent_objects": Works(None, "70"),
+    "cloud_storage_cache_trim_walk_concurrency": Works(1, "4"),
+    "cloud_storage_cache_chunk_size": Works(16 * MIB, "8MiB"),
+    "cloud_storage_chunk_eviction_strategy": Works("eager", "predictive"),
+    "cloud_storage_disable_chunk_reads": Works(False, "true"),
+    "cloud_storage_hydrated_chunks_per_segment_ratio": Works(0.7, "0.5"),
+    "cloud_storage_min_chunks_per_segment_threshold": Works(5, "8"),
+    "cloud_storage_readreplica_manifest_sync_timeout_ms": Works(30_000, "1m"),
+    "kafka_enable_describe_log_dirs_remote_storage": Works(True, "false"),
     # Housekeeping of the archive
     "cloud_storage_idle_timeout_ms": Later(10_000),
     "cloud_storage_idle_threshold_rps": Later(1),
@@ -135,7 +137,7 @@ TOPIC = {
     "redpanda.remote.write": Works(None, "true"),
     "redpanda.remote.read": Works(None, "true"),
     "redpanda.remote.delete": Works(None, "false"),
-    "redpanda.remote.recovery": Later(None),
+    "redpanda.remote.recovery": NotApplicable(None, RECOVERS),
     "retention.ms": Works(None, "7d"),
     "retention.bytes": Works(None, "1TiB"),
     "retention.local.target.ms": Works(None, "1d"),

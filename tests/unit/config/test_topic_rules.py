@@ -108,14 +108,14 @@ def test_topic_that_is_no_read_replica_is_written(value):
 
 
 def test_recovery_acts_only_at_creation():
-    """The broker may have it set, which is reported and changes nothing; the file cannot ask for it yet."""
+    """The broker may have it set, which is reported and changes nothing; so may the file."""
     found = topic({"redpanda.remote.recovery": "true"})
     (problem,) = found.problems
     assert "redpanda.remote.recovery=true, which acts only when a topic is created" in problem
     assert found.remote_write is topic().remote_write
     assert topic({"redpanda.remote.recovery": "false"}) == topic()
-    (problem,) = problems_of(TIERED + "topics: {orders: {redpanda.remote.recovery: true}}\n")
-    assert problem.endswith("this release does not implement it yet")
+    (note,) = parsed(TIERED + "topics: {orders: {redpanda.remote.recovery: true}}\n").notes
+    assert note.endswith("here a command does that: `tieringd recover`")
 
 
 @pytest.mark.parametrize("kind", ["ms", "bytes"])
