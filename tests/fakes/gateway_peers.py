@@ -1,0 +1,92 @@
+"""What stands around a gateway in tests: an archive of one topic, and messages of clients and brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from contextlib import asynccontextmanager
+
+from tests.support.kafka_messages import fetch_request, fetch_response, response_frame
+from tieringd.formats.kafka_wire.fetch_answer import Replacement
+from tieringd.services.gateway.archive_answers import ArchivedFetch, NoArchive
+from tieringd.services.gateway.server import GatewayServer
+from tieringd.services.gateway.settings import GatewaySettings
+
+METADATA = 3
+MIB = 1 << 20
+
+
+class TopicArchive(NoArchive):
+    """Has every offset of topic "old", as records of a few bytes; a test may keep it from answering."""
+
+    def __init__(self):
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.is_asked = asyncio.Event()
+        self.is_cancelled = asyncio.Event()
+        self.questions = []
+        self.released = 0
+        self.is_writable = True
+
+    def may_produce(self):
+        return self.is_writable
+
+    def may_have(self, topic, partition):
+        return topic == "old"
+
+    async def fetch(self, question):
+        self.questions.append(question)
+        self.is_asked.set()
+        try:
+            await self.may_answer.wait()
+        except asyncio.CancelledError:
+            self.is_cancelled.set()
+            raise
+        answers = {key: Replacement(9, 9, 0, records=(b"archived",)) for key in question.partitions}
+        return ArchivedFetch(answers, self._release)
+
+    def _release(self):
+        self.released += 1
+
+
+@asynccontextmanager
+async def running(broker, archive=None, **settings):
+    """Run a gateway in front of *broker*; in the end it must hold nothing."""
+    server = GatewayServer(GatewaySettings("127.0.0.1", 0, "127.0.0.1", broker.port, **settings), archive)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close(grace_seconds=0)
+    assert server.open_connections == 0
+    assert server.buffered_bytes == 0
+
+
+def plain_request(number, *, size=50):
+    """Return a request that the gateway does not look at."""
+    return struct.pack(">ihhi", size - 4, METADATA, 9, number) + bytes([number % 256]) * (size - 12)
+
+
+def plain_answer(number, *, size=50):
+    return struct.pack(">ii", size - 4, number) + bytes([number % 256]) * (size - 8)
+
+
+async def closed(client) -> bytes:
+    """Return what comes until the connection is closed."""
+    async with asyncio.timeout(20):
+        try:
+            return await client.reader.read()
+        except ConnectionResetError:
+            return b""
+
+
+def fetch(topics=("old",), *, version=12, **values):
+    return fetch_request(version, {topic: {0: {"fetch_offset": 3}} for topic in topics}, **values)
+
+
+def fetched(head, topics, *, version=12):
+    return response_frame(fetch_response(version, topics), correlation_id=head.correlation_id)
+
+
+def partition_of(answer, topic):
+    return next(each for each in answer.responses if each.topic == topic).partitions[0]

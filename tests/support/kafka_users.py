@@ -1,0 +1,157 @@
+"""
+Users of a real broker: how each of them authenticates, with two client libraries, and what they may do.
+
+The mechanisms are those that pass through a gateway: PLAIN, SCRAM and OAUTHBEARER.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from aiokafka.abc import AbstractTokenProvider
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from tests.support.tls_relay import trusting
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+_SCRAM = {
+    "SCRAM-SHA-256": ScramMechanism.SCRAM_SHA_256,
+    "SCRAM-SHA-512": ScramMechanism.SCRAM_SHA_512,
+}
+_SECURITY = "org.apache.kafka.common.security"
+_TOKEN_SECONDS = 600
+_WAIT_SECONDS = 30
+
+
+def broker_properties(listener: str, users: Iterable[str], certificate: Path) -> dict[str, str]:
+    """Return the properties of a broker whose *listener* is SASL_SSL; its plain one is the operator's."""
+    name = f"listener.name.{listener.lower()}"
+    passwords = " ".join(f'user_{user}="{password_of(user)}"' for user in users)
+    return {
+        "sasl.enabled.mechanisms": ",".join(MECHANISMS),
+        f"{name}.plain.sasl.jaas.config": f"{_SECURITY}.plain.PlainLoginModule required {passwords};",
+        f"{name}.scram-sha-256.sasl.jaas.config": f"{_SECURITY}.scram.ScramLoginModule required;",
+        f"{name}.scram-sha-512.sasl.jaas.config": f"{_SECURITY}.scram.ScramLoginModule required;",
+        # Without a login of its own the broker's module validates tokens that nobody signed.
+        f"{name}.oauthbearer.sasl.jaas.config": (
+            f'{_SECURITY}.oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="broker";'
+        ),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+        f"{name}.ssl.keystore.type": "PEM",
+        f"{name}.ssl.keystore.location": str(certificate),
+    }
+
+
+def password_of(user: str) -> str:
+    """Return the password of a user."""
+    return f"secret-of-{user}"
+
+
+def add_scram_users(bootstrap: str, users: Iterable[str]) -> None:
+    """Let *users* authenticate with SCRAM."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for mechanism in _SCRAM.values():
+        info = ScramCredentialInfo(mechanism, 4096)
+        changes = [UserScramCredentialUpsertion(user, info, password_of(user).encode()) for user in users]
+        for future in admin.alter_user_scram_credentials(changes).values():
+            future.result(_WAIT_SECONDS)
+
+
+def allow(bootstrap: str, user: str, *operations: AclOperation, topic: str) -> None:
+    """Let *user* do these things with *topic*, and nothing else."""
+    rules = [
+        AclBinding(
+            ResourceType.TOPIC,
+            topic,
+            ResourcePatternType.LITERAL,
+            f"User:{user}",
+            "*",
+            operation,
+            AclPermissionType.ALLOW,
+        )
+        for operation in operations
+    ]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.create_acls(rules).values():
+        future.result(_WAIT_SECONDS)
+
+
+@dataclass(frozen=True)
+class Login:
+    """A user who authenticates in one of the ways."""
+
+    user: str
+    mechanism: str
+    certificate: Path
+    """Of the server, for clients to trust."""
+    password: str | None = None
+    """None is the right one."""
+
+    def aiokafka(self) -> dict[str, Any]:
+        """Return the settings of an aiokafka client."""
+        settings: dict[str, Any] = {
+            "security_protocol": "SASL_SSL",
+            "ssl_context": trusting(self.certificate),
+            "sasl_mechanism": self.mechanism,
+        }
+        if self.mechanism == "OAUTHBEARER":
+            return settings | {"sasl_oauth_token_provider": _Tokens(self.user)}
+        return settings | {
+            "sasl_plain_username": self.user,
+            "sasl_plain_password": self.password or password_of(self.user),
+        }
+
+    def librdkafka(self) -> dict[str, Any]:
+        """Return the settings of a librdkafka client."""
+        settings: dict[str, Any] = {
+            "security.protocol": "SASL_SSL",
+            "ssl.ca.location": str(self.certificate),
+            "sasl.mechanism": self.mechanism,
+        }
+        if self.mechanism == "OAUTHBEARER":
+            return settings | {
+                "oauth_cb": lambda _: (_token(self.user), time.time() + _TOKEN_SECONDS),
+            }
+        return settings | {
+            "sasl.username": self.user,
+            "sasl.password": self.password or password_of(self.user),
+        }
+
+
+class _Tokens(AbstractTokenProvider):
+    def __init__(self, user: str) -> None:
+        self._user = user
+
+    async def token(self) -> str:
+        """Return a fresh token."""
+        return _token(self._user)
+
+
+def _token(user: str) -> str:
+    """Return a token that nobody signed, as Kafka's default validator takes it."""
+    now = int(time.time())
+    head, claims = {"alg": "none"}, {"sub": user, "iat": now, "exp": now + _TOKEN_SECONDS}
+    return f"{_encoded(head)}.{_encoded(claims)}."
+
+
+def _encoded(part: dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")

@@ -1,0 +1,14 @@
+"""The broker behind the gateways of these tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.scripted_broker import scripted_broker
+
+
+@pytest.fixture
+async def broker():
+    """Give a broker that does what the test says."""
+    async with scripted_broker() as broker:
+        yield broker

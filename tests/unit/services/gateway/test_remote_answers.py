@@ -1,0 +1,476 @@
+"""What the archive of a broker answers: which partitions it speaks for, and what it says of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from base64 import urlsafe_b64decode
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from tests.fakes.archive import archive_in, archived, archiver_of, observed
+from tests.fakes.broker import FakeBroker
+from tests.fakes.log_writer import CLUSTER, TOPIC_ID, LogWriter
+from tests.fakes.virtual_loop import virtually
+from tests.unit.services.daemons import Daemon
+from tests.unit.services.hydration import Host, running
+from tieringd.errors import StorageUnavailable
+from tieringd.formats.history_link import HistoryLink
+from tieringd.formats.kafka_wire.fetch_request import AskedPartition
+from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.formats.record_batch import parse_header
+from tieringd.formats.topic_manifest import Archiving
+from tieringd.policies.cache_trim import TrimLimits
+from tieringd.services.gateway.archive_answers import (
+    EARLIEST,
+    EARLIEST_PENDING_UPLOAD,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    TRY_AGAIN,
+    EpochEnd,
+    FetchQuestion,
+    ListedOffset,
+)
+from tieringd.services.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
+from tieringd.services.gateway.remote_answers import RemoteAnswers
+from tieringd.services.partition_reader import PartitionReader
+
+IDENTITY = UUID(bytes=urlsafe_b64decode(TOPIC_ID + "=="))
+FIRST_MS = 1_700_000_000_000
+
+
+class Behind:
+    """A daemon, and the answers of its archive."""
+
+    def __init__(self, daemon: Daemon, host: Host) -> None:
+        self.daemon = daemon
+        self.partitions = ReadablePartitions(
+            daemon.reconciler, daemon.archive.manifests, now=lambda: asyncio.get_running_loop().time()
+        )
+        self.host = host
+        self.answers = self.made()
+
+    def made(self, *, bucket: str | None = "bucket") -> RemoteAnswers:
+        archive = self.daemon.archive
+        return RemoteAnswers(
+            self.partitions,
+            PartitionReader(self.host.hydrator),
+            records=archive.records,
+            history=archive.history,
+            bucket=bucket,
+            may_produce=lambda: True,
+        )
+
+    async def fetch(self, *offsets: int, max_bytes: int = 1 << 20, **changes) -> dict[int, list[int] | str]:
+        """
+        Return the base offsets of what is answered, by partition; offset n is asked of partition n.
+
+        Asked twice: what comes late is there the second time.
+        """
+        await self.fetch_once(*offsets, max_bytes=max_bytes, **changes)
+        return await self.fetch_once(*offsets, max_bytes=max_bytes, **changes)
+
+    async def fetch_once(
+        self, *offsets: int, max_bytes: int = 1 << 20, **changes
+    ) -> dict[int, list[int] | str]:
+        """Return what one Fetch is answered."""
+        asked = {("orders", number): AskedPartition(offset, 1 << 20) for number, offset in enumerate(offsets)}
+        fields = {"needs_a_batch": True, "read_committed": False} | changes
+        found = await self.answers.fetch(FetchQuestion(asked, max_bytes, **fields))
+        try:
+            return {
+                key[1]: "try again" if answer.error_code == TRY_AGAIN.value else bases_in(answer.records)
+                for key, answer in found.partitions.items()
+            }
+        finally:
+            found.release()
+
+    async def listed(self, timestamp: int, number: int = 0) -> ListedOffset | None:
+        found = await self.answers.list_offsets({("orders", number): timestamp}, read_committed=False)
+        return found.get(("orders", number))
+
+
+def bases_in(pieces) -> list[int]:
+    """Return the base offset of every batch."""
+    data = b"".join(
+        os.pread(one.descriptor, one.length, one.position) if isinstance(one, FileSlice) else bytes(one)
+        for one in pieces
+    )
+    bases, at = [], 0
+    while at < len(data):
+        header = parse_header(data, at)
+        bases.append(header.base_offset)
+        at += header.size_bytes
+    return bases
+
+
+@asynccontextmanager
+async def serving(tmp_path, store, daemon):
+    """Run the daemon and what answers for it."""
+    host = Host(tmp_path / "cache", store)
+    async with running(host), daemon.running():
+        yield Behind(daemon, host)
+
+
+@virtually
+async def test_partitions_are_found_by_name_and_by_id(tmp_path, store, daemon):
+    """With what their archivers know, and the bounds of the broker's own log."""
+    async with serving(tmp_path, store, daemon) as behind:
+        for topic in ("orders", IDENTITY):
+            found = await behind.partitions.find(topic, 2)
+            assert found.manifest.partition == daemon.writers[2].identified
+            assert (found.manifest.next_offset, found.bounds) == (3, daemon.writers[2].bounds())
+            assert behind.partitions.may_have(topic, 2)
+            # It may have come to this broker since the last look.
+            assert behind.partitions.may_have(topic, 3)
+            with pytest.raises(StorageUnavailable, match=r"did not see orders-3|did not see .*-3"):
+                await behind.partitions.find(topic, 3)
+
+
+@virtually
+async def test_topic_named_like_the_id_of_another_is_another(tmp_path, store):
+    """Whoever may read the one does not read the other by it."""
+    secret = LogWriter(tmp_path, "orders", 0)
+    mine = LogWriter(tmp_path, TOPIC_ID, 0, topic_id="CAAAAAAAAAAAAAAAAAAAAA")
+    for writer, value in ((secret, b"secret"), (mine, b"mine")):
+        writer.closed_segment(value)
+    async with serving(tmp_path, store, Daemon(tmp_path, store, [secret, mine])) as behind:
+        assert (await behind.partitions.find(TOPIC_ID, 0)).manifest.partition == mine.identified
+        assert (await behind.partitions.find(IDENTITY, 0)).manifest.partition == secret.identified
+        assert (await behind.partitions.find("orders", 0)).manifest.partition == secret.identified
+
+
+@virtually
+async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers):
+    """The broker has deleted it and it is not uploaded yet; afterwards the archive has it."""
+    pin_root = tmp_path.parent / f"{tmp_path.name}-pins"
+    pin_root.mkdir()
+    daemon = Daemon(tmp_path, store, writers, pin_root=pin_root)
+    async with serving(tmp_path, store, daemon) as behind:
+        writer = writers[0]
+        await daemon.round()
+        for _ in range(200):
+            store.fail_next("put", lambda: StorageUnavailable("away"))
+        writer.closed_segment()
+        await daemon.round()
+        assert daemon.pinned(writer) == [3]
+        writer.drop_head()
+        writer.drop_head()
+        await daemon.round()
+        found = await behind.partitions.find("orders", 0)
+        assert found.manifest.next_offset == 3
+        assert found.is_pinned(4)
+        assert not found.is_pinned(6)
+        assert await behind.fetch(4) == {0: "try again"}
+
+
+@virtually
+async def test_before_the_first_round_nobody_is_told_that_there_is_no_archive(tmp_path, store, daemon):
+    """A client has to try again; an answer without the archive would make it skip records."""
+    host = Host(tmp_path / "cache", store)
+    async with running(host):
+        behind = Behind(daemon, host)
+        assert behind.partitions.may_have("orders", 0)
+        assert await behind.fetch(0) == {0: "try again"}
+        with pytest.raises(StorageUnavailable, match="first round"):
+            await behind.listed(EARLIEST)
+
+
+@virtually
+@pytest.mark.parametrize(
+    "properties", [{"redpanda.remote.write": "false", "redpanda.remote.read": "true"}, "paused"]
+)
+async def test_topic_that_is_not_archived_any_more_is_still_read(tmp_path, store, writers, properties):
+    """What the archive has of it is a part of its log, whether it is paused or its writing is off."""
+    for writer in writers:
+        await archived(writer, archive_in(store))
+    daemon = Daemon(tmp_path, store, writers)
+    if properties == "paused":
+        key = TopicKey(CLUSTER, "orders", TOPIC_ID)
+        await daemon.archive.manifests.change_topic(
+            key, lambda found: replace(found, archiving=Archiving.PAUSED)
+        )
+    else:
+        daemon.broker.configs["orders"] = properties
+    async with serving(tmp_path, store, daemon) as behind:
+        await daemon.round()
+        assert daemon.reconciler.statuses() == {}
+        found = await behind.partitions.find("orders", 0)
+        assert (found.manifest.next_offset, found.bounds) == (3, None)
+        assert await behind.fetch(0, 1, 2) == {0: [0], 1: [0], 2: [0]}
+        assert (await behind.listed(EARLIEST)).offset == 0
+
+
+@virtually
+async def test_topic_without_remote_read_has_no_answer(tmp_path, store, daemon):
+    """It is archived all the same."""
+    daemon.broker.configs["orders"] = {"redpanda.remote.write": "true", "redpanda.remote.read": "false"}
+    async with serving(tmp_path, store, daemon) as behind:
+        assert daemon.archived()
+        assert not behind.partitions.may_have("orders", 0)
+        assert await behind.fetch(0) == {}
+        assert await behind.listed(EARLIEST) is None
+
+
+@virtually
+async def test_topic_that_was_never_archived_has_no_answer(tmp_path, store, daemon):
+    """Without a manifest the broker's own answer is the right one."""
+    daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.partitions.find("orders", 0) is None
+        assert await behind.fetch(0) == {}
+
+
+@virtually
+async def test_new_leader_answers_by_what_the_last_one_did(tmp_path, store, writers):
+    """Its own round has not told it yet that it leads; the bucket is asked again within a second."""
+    await archived(writers[0], archive_in(store))
+    daemon = Daemon(tmp_path, store, writers)
+    daemon.broker.followed = {one.name: 0 for one in writers}
+    daemon.broker.epochs.clear()
+    other = archiver_of(writers[0], archive_in(store, writer_id="b2"), FakeBroker(writers[0]))
+    async with serving(tmp_path, store, daemon) as behind:
+        assert (await behind.partitions.find("orders", 0)).manifest.next_offset == 3
+        writers[0].closed_segment()
+        await archived_by(other, writers[0])
+        # The offset is asked for at once: whoever trimmed it has stored it before.
+        assert await behind.fetch(4) == {0: [3]}
+        assert (await behind.partitions.find("orders", 0)).manifest.next_offset == 3
+        await asyncio.sleep(FRESH_SECONDS + 0.1)
+        requests = len(store.requests)
+        for _ in range(5):
+            assert (await behind.partitions.find("orders", 0)).manifest.next_offset == 6
+        assert len(store.requests) - requests == 2
+
+
+async def archived_by(archiver, writer) -> None:
+    while (await archiver.step(observed(writer))).uploaded:
+        pass
+
+
+@virtually
+async def test_store_that_is_away_is_an_error_and_no_answer(tmp_path, store, writers):
+    """Neither is it said that there are no records, nor that there is no archive."""
+    await archived(writers[0], archive_in(store))
+    daemon = Daemon(tmp_path, store, writers)
+    daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
+    async with serving(tmp_path, store, daemon) as behind:
+        for operation in ("get", "get_range"):
+            store.fail_next(operation, lambda: StorageUnavailable("away"))
+            assert await behind.fetch_once(0) == {0: "try again"}
+        assert await behind.fetch_once(0) == {0: [0]}
+
+
+@virtually
+async def test_object_that_has_gone_leads_to_the_manifest_again(tmp_path, store, daemon):
+    """Retention took a segment between the look at the manifest and the read."""
+    async with serving(tmp_path, store, daemon) as behind:
+        writer = daemon.writers[0]
+        before = (await behind.partitions.find("orders", 0)).manifest
+        writer.closed_segment()
+        await daemon.round()
+        found = await behind.partitions.find("orders", 0)
+        assert found.manifest.next_offset == 6
+        await store.delete_many([data_key(before.partition, before.segments[0])])
+        stored = await daemon.archive.manifests.load(before.partition)
+        later = stored.existing.expired(1, now_ms=1)
+        await daemon.archive.manifests.commit(stored, later, leader_epoch=0)
+        assert await behind.fetch(0) == {}
+        assert await behind.fetch(3) == {0: [3]}
+
+
+@virtually
+async def test_partitions_of_one_fetch_share_its_limit(tmp_path, store, daemon):
+    """The first gets a batch whatever its size, the others only what is left."""
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.fetch(0, 0, 0) == {0: [0], 1: [0], 2: [0]}
+        assert await behind.fetch(0, 0, 0, max_bytes=1) == {0: [0], 1: [], 2: []}
+        assert await behind.fetch(0, 0, 0, max_bytes=0, needs_a_batch=False) == {0: [], 1: [], 2: []}
+        assert await behind.fetch(3, 0) == {1: [0]}
+
+
+@virtually
+async def test_partition_that_is_late_keeps_no_other_waiting(tmp_path, store, daemon):
+    """It has no records in this answer and no error; the next Fetch waits for it."""
+    async with serving(tmp_path, store, daemon) as behind:
+        await behind.fetch_once(0)
+        store.latency_seconds = 2
+        began = asyncio.get_running_loop().time()
+        assert await behind.fetch_once(0, 0) == {0: [0], 1: []}
+        assert asyncio.get_running_loop().time() == began
+        assert await behind.fetch_once(0, 0) == {0: [0], 1: [0]}
+        assert asyncio.get_running_loop().time() - began > 2
+        (late,) = (one for one in store.requests if one[0] == "get_range" and "/1_" in one[1])
+        assert late
+
+
+@virtually
+async def test_late_partitions_come_where_nothing_is_cached(tmp_path, store, daemon):
+    """Each is waited for in its turn, so that none is late for ever."""
+    host = Host(tmp_path / "cache", store, limits=TrimLimits(size_bytes=0, objects=10))
+    async with running(host), daemon.running():
+        behind = Behind(daemon, host)
+        store.latency_seconds = 1
+        seen = set()
+        for _ in range(2):
+            answer = await behind.fetch_once(0, 0, 0)
+            seen |= {number for number, bases in answer.items() if bases}
+        assert seen == {0, 1, 2}
+
+
+@virtually
+async def test_one_partition_that_cannot_be_read_spoils_no_other(tmp_path, store, daemon):
+    """Its error is its own, and a client goes on with the others."""
+    async with serving(tmp_path, store, daemon) as behind:
+        broken = (await behind.partitions.find("orders", 1)).manifest
+        key = data_key(broken.partition, broken.segments[0])
+        store.add(key, bytes(broken.segments[0].size_bytes))
+        assert await behind.fetch(0, 0, 0) == {0: [0], 1: "try again", 2: [0]}
+
+
+@virtually
+async def test_partition_that_hangs_holds_the_others_up_for_a_while_only(tmp_path, store, daemon):
+    """It is late again and again; they get their records every time."""
+    async with serving(tmp_path, store, daemon) as behind:
+        await behind.fetch_once(0)
+        store.latency_seconds = 1000
+        loop = asyncio.get_running_loop()
+        for _ in range(3):
+            began = loop.time()
+            assert await behind.fetch_once(0, 0) == {0: [0], 1: []}
+            assert loop.time() - began <= 5.1
+
+
+@virtually
+async def test_client_that_leaves_takes_its_reads_along(tmp_path, store, daemon):
+    """Nothing stays open; the download is finished for the next one."""
+    async with serving(tmp_path, store, daemon) as behind:
+        await behind.fetch_once(0)
+        store.latency_seconds = 5
+        fetch = asyncio.create_task(behind.fetch_once(1 << 40, 0))
+        await asyncio.sleep(1)
+        fetch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await fetch
+
+
+@virtually
+async def test_offsets_are_listed(tmp_path, store):
+    """The first, the last that is archived, the first that is not, and those of times."""
+    writer = LogWriter(tmp_path, "orders", 0)
+    for number in range(4):
+        writer.append(b"one", timestamp_ms=FIRST_MS + 100 * number)
+        writer.roll()
+    writer.begin_epoch(3)
+    writer.append(b"late", timestamp_ms=FIRST_MS + 250)
+    writer.roll()
+    async with serving(tmp_path, store, Daemon(tmp_path, store, [writer])) as behind:
+        assert await behind.listed(EARLIEST) == ListedOffset(0, leader_epoch=0)
+        assert await behind.listed(LATEST_TIERED) == ListedOffset(4, leader_epoch=3)
+        assert await behind.listed(EARLIEST_PENDING_UPLOAD) == ListedOffset(5)
+        assert await behind.listed(MAX_TIMESTAMP) == ListedOffset(3, FIRST_MS + 300, 0)
+        assert await behind.listed(FIRST_MS + 101) == ListedOffset(2, FIRST_MS + 200, 0)
+        assert await behind.listed(FIRST_MS - 5) == ListedOffset(0, FIRST_MS, 0)
+        assert await behind.listed(FIRST_MS + 301) is None
+        assert await behind.listed(-4) is None
+
+
+@virtually
+async def test_epochs_end_where_the_archive_knows(tmp_path, store):
+    """All but the newest one, which may go on at the broker."""
+    writer = LogWriter(tmp_path, "orders", 0)
+    writer.append(b"a", b"b")
+    writer.roll()
+    writer.begin_epoch(3)
+    writer.append(b"c")
+    writer.roll()
+    async with serving(tmp_path, store, Daemon(tmp_path, store, [writer])) as behind:
+
+        async def end_of(epoch):
+            key = ("orders", 0)
+            return (await behind.answers.offset_for_leader_epoch({key: epoch})).get(key)
+
+        assert await end_of(0) == EpochEnd(0, 2)
+        assert await end_of(2) == EpochEnd(0, 2)
+        assert await end_of(3) is None
+        assert await end_of(4) is None
+
+
+@virtually
+async def test_log_directory_shows_what_is_archived_from_here(tmp_path, store, daemon):
+    """Partitions that another broker leads are in that one's answer."""
+    writer = daemon.writers[1]
+    daemon.broker.followed[writer.name] = daemon.broker.epochs.pop(writer.name)
+    async with serving(tmp_path, store, daemon) as behind:
+        (row,) = await behind.answers.describe_log_dirs()
+        assert row.name == "remote://bucket"
+        assert row.partition_bytes == {
+            ("orders", number): len(daemon.writers[number].data_of(0)) for number in (0, 2)
+        }
+
+
+@virtually
+async def test_log_directory_is_not_shown_where_it_is_not_wanted(tmp_path, store, daemon):
+    """`kafka_enable_describe_log_dirs_remote_storage` says so."""
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.made(bucket=None).describe_log_dirs() == ()
+
+
+@virtually
+async def test_restored_log_goes_on_from_its_old_archive(tmp_path, store):
+    """Its records come under the first epoch, its times are found, and its epochs say nothing."""
+    old = LogWriter(tmp_path / "old", "orders", 0, topic_id="BAAAAAAAAAAAAAAAAAAAAA")
+    old.identified = replace(old.identified, cluster="old")
+    old.begin_epoch(37)
+    for number in range(3):
+        old.append(b"old", timestamp_ms=FIRST_MS + 100 * number)
+        old.roll()
+    await archived(old, archive_in(store))
+    new = LogWriter(tmp_path / "new", "orders", 0, first_offset=3)
+    daemon = Daemon(tmp_path / "new", store, [new])
+    key, history_key = (
+        TopicKey(CLUSTER, "orders", TOPIC_ID),
+        TopicKey("old", "orders", old.identified.topic_id),
+    )
+    await daemon.archive.history.link(HistoryLink(key, history_key, ((0, 3),)))
+    async with serving(tmp_path, store, daemon) as behind:
+        # Nothing of the new log is archived yet.
+        assert await behind.fetch(1) == {0: [1]}
+        new.append(b"new", timestamp_ms=FIRST_MS + 250)
+        new.roll()
+        await daemon.round()
+        assert await behind.fetch(0) == {0: [0]}
+        assert await behind.fetch(2) == {0: [2]}
+        assert await behind.fetch(3) == {0: [3]}
+        asked = {("orders", 0): AskedPartition(1, 1 << 20)}
+        found = await behind.answers.fetch(
+            FetchQuestion(asked, 1 << 20, needs_a_batch=True, read_committed=True)
+        )
+        (answer,) = found.partitions.values()
+        assert parse_header(b"".join(answer.records)).leader_epoch == 0
+        assert answer.log_start_offset <= 1
+        assert answer.high_watermark >= 3
+        found.release()
+        assert await behind.listed(EARLIEST) == ListedOffset(0)
+        assert await behind.listed(FIRST_MS + 150) == ListedOffset(2, FIRST_MS + 200)
+        assert await behind.listed(MAX_TIMESTAMP) == ListedOffset(3, FIRST_MS + 250, 0)
+        assert await behind.listed(LATEST_TIERED) == ListedOffset(3, leader_epoch=0)
+        assert await behind.answers.offset_for_leader_epoch({("orders", 0): 37}) == {}
+
+
+@virtually
+async def test_old_archive_that_is_away_costs_the_new_one_nothing(tmp_path, store):
+    """It is asked only for what lies before the new archive."""
+    new = LogWriter(tmp_path / "new", "orders", 0, first_offset=3)
+    new.closed_segment()
+    daemon = Daemon(tmp_path / "new", store, [new])
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.fetch(3) == {0: [3]}
+        store.fail_next("get", lambda: StorageUnavailable("away"))
+        assert await behind.fetch_once(3) == {0: [3]}
+        assert await behind.fetch_once(1) == {0: "try again"}
+        assert await behind.fetch_once(1) == {}

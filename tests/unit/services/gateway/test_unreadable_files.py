@@ -1,0 +1,140 @@
+"""Cached files that cannot be read while their bytes go to a client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.gateway_peers import (
+    TopicArchive,
+    closed,
+    fetch,
+    fetched,
+    plain_answer,
+    plain_request,
+    running,
+)
+from tests.fakes.log_lines import listening
+from tests.support.certificate import write_certificate
+from tests.support.raw_kafka import connected
+from tests.support.tls_relay import presenting, trusting
+from tieringd.formats.kafka_wire.fetch_answer import Replacement
+from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.services.archive_endpoint.api import Answer
+from tieringd.services.archive_endpoint.connection import EndpointConnection
+from tieringd.services.gateway.archive_answers import ArchivedFetch
+from tieringd.services.gateway.budget import ByteBudget
+from tieringd.services.gateway.server import GatewayServer
+from tieringd.services.gateway.settings import GatewaySettings
+from tieringd.services.gateway.wire import Wire
+
+PROMISED = 8 << 20
+EVENT = "a client's answer is cut off: a cached file cannot be read"
+
+
+class FileArchive(TopicArchive):
+    """Answers with parts of one file, and keeps what it is told of it."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.path = path
+        self.told = []
+
+    async def fetch(self, question):
+        descriptor = os.open(self.path, os.O_RDONLY)
+
+        def tell():
+            # It is still open: whoever is told may look at it.
+            self.told.append(os.fstat(descriptor))
+
+        records = (FileSlice(descriptor, 0, PROMISED, tell),)
+        answers = {key: Replacement(9, 9, 0, records=records) for key in question.partitions}
+        return ArchivedFetch(answers, lambda: os.close(descriptor))
+
+
+@pytest.fixture(params=["short", "unreadable"])
+def path(request, tmp_path):
+    """Give a file that ends too early, and one that opens and cannot be read at its beginning."""
+    if request.param == "unreadable":
+        return Path("/proc/self/mem")
+    path = tmp_path / "chunk"
+    path.write_bytes(bytes(PROMISED - 1))
+    return path
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+async def test_unreadable_file_ends_the_connection_and_is_told(broker, tmp_path, path, is_encrypted):
+    """Once: to the log, to the counter, and to whoever made the slice, while its file is open."""
+    certificate = write_certificate(tmp_path / "certificate.pem")
+    settings = {"client_tls": presenting(certificate)} if is_encrypted else {}
+    trust = trusting(certificate) if is_encrypted else None
+    archive = FileArchive(path)
+    with listening() as lines:
+        async with running(broker, archive, **settings) as server:
+            async with connected(server.port, tls=trust) as client:
+                client.send(fetch())
+                head, _, answers = await broker.next()
+                answers.write(fetched(head, {"old": {0: {"error_code": 1}}}))
+                assert len(await closed(client)) < PROMISED + 100
+            assert len(archive.told) == 1
+            assert lines.events.count(EVENT) == 1
+            assert server.counters.broken_connections == 1
+            async with connected(server.port, tls=trust) as other:
+                other.writer.write(plain_request(1))
+                _, _, answers = await broker.next()
+                answers.write(plain_answer(1))
+                assert await other.frame() == plain_answer(1)
+
+
+async def test_client_that_goes_says_nothing_of_the_file(tmp_path):
+    """The file is as good as it was: only the peer is lost."""
+    path = tmp_path / "chunk"
+    path.write_bytes(bytes(PROMISED))
+    told = []
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    wire = Wire(
+        ours,
+        asyncio.get_running_loop(),
+        ByteBudget(PROMISED),
+        on_readable=lambda: None,
+        on_drained=lambda: None,
+        on_lost=lambda: told.append("lost"),
+        on_unreadable=lambda _: told.append("unreadable"),
+    )
+    with path.open("rb") as file:
+        part = FileSlice(file.fileno(), 0, PROMISED, lambda: told.append("hook"))
+        wire.send_pieces([part], lambda: told.append("released"))
+        wire.close()
+    assert told == ["lost", "released"]
+
+
+async def test_unreadable_file_ends_a_connection_of_the_archive_endpoint(path):
+    """It has no broker, and the same files."""
+    told = []
+
+    class FileApi:
+        """Answers everything with the file."""
+
+        async def answer(self, head, frame):
+            descriptor = os.open(path, os.O_RDONLY)
+            part = FileSlice(descriptor, 0, PROMISED, lambda: told.append(head.correlation_id))
+            return Answer((part,), lambda: os.close(descriptor))
+
+    server = GatewayServer(
+        GatewaySettings("127.0.0.1", 0),
+        connect=lambda *arguments: EndpointConnection(*arguments, api=FileApi()),
+    )
+    await server.start()
+    with listening() as lines:
+        async with connected(server.port) as client:
+            client.writer.write(plain_request(8))
+            assert len(await closed(client)) < PROMISED
+    await server.close()
+    assert told == [8]
+    assert lines.events.count(EVENT) == 1
+    assert server.counters.broken_connections == 1

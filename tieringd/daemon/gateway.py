@@ -1,0 +1,179 @@
+"""The read gateway beside the daemon: its cache, its reader and its listener, built and run together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.cache.directory import CacheDirectory
+from tieringd.errors import ConfigError
+from tieringd.services.cache_keeper import CacheKeeper
+from tieringd.services.cache_settings import hydration_limits, keeper_settings
+from tieringd.services.gateway.readable_partitions import ReadablePartitions
+from tieringd.services.gateway.remote_answers import RemoteAnswers
+from tieringd.services.gateway.server import GatewayServer
+from tieringd.services.gateway.settings import GatewaySettings
+from tieringd.services.hydrator import Hydrator
+from tieringd.services.open_chunks import OpenChunks
+from tieringd.services.partition_reader import PartitionReader
+from tieringd.storage.opening import bucket_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.metrics import Metrics
+    from tieringd.services.cache_keeper import KeeperSettings
+    from tieringd.services.reconciler import Reconciler
+
+
+class ReadCache:
+    """The chunk cache and what fills it."""
+
+    def __init__(self, config: Config, archive: Archive, metrics: Metrics) -> None:
+        self._config = config
+        directory = config.cache_directory
+        self._has_logs = _is_one_disk(directory, config)
+        cache = CacheDirectory(
+            directory,
+            now_ms=lambda: time.time_ns() // 1_000_000,
+            buckets=config.cloud_storage_cache_num_buckets,
+            walk_concurrency=config.cloud_storage_cache_trim_walk_concurrency,
+        )
+        open_chunks = OpenChunks(config.chunk_eviction, now=time.monotonic, metrics=metrics.cache)
+        self.keeper = CacheKeeper(cache, open_chunks, settings=self._settings(config), metrics=metrics.cache)
+        self.hydrator = Hydrator(
+            archive.store, self.keeper, limits=hydration_limits(config), metrics=metrics.cache
+        )
+
+    def set_config(self, config: Config) -> None:
+        """Keep by *config* from now on, as far as it can change."""
+        self.keeper.set_settings(self._settings(config))
+        self.keeper.open_chunks.limits = config.chunk_eviction
+        self.keeper.directory.walk_concurrency = config.cloud_storage_cache_trim_walk_concurrency
+        self.hydrator.set_limits(hydration_limits(config))
+
+    def _settings(self, config: Config) -> KeeperSettings:
+        found = os.statvfs(_existing(config.cache_directory))
+        return keeper_settings(config, disk_bytes=found.f_blocks * found.f_frsize, has_logs=self._has_logs)
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """What serves clients."""
+
+    cache: ReadCache
+    server: GatewayServer
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.cache.keeper.run())
+            tasks.create_task(self.cache.hydrator.run())
+            await self.server.start()
+            await self.server.watch()
+
+
+@asynccontextmanager
+async def gateway_of(
+    config: Config,
+    archive: Archive,
+    *,
+    reconciler: Reconciler,
+    cache: ReadCache | None,
+    may_produce: Callable[[], bool],
+    metrics: Metrics,
+) -> AsyncIterator[Gateway | None]:
+    """Build the gateway where it is enabled, and close it at the end."""
+    if cache is None:
+        yield None
+        return
+
+    answers = RemoteAnswers(
+        ReadablePartitions(reconciler, archive.manifests, now=time.monotonic),
+        PartitionReader(cache.hydrator),
+        records=archive.records,
+        history=archive.history,
+        bucket=bucket_name(config) if config.kafka_enable_describe_log_dirs_remote_storage else None,
+        may_produce=may_produce,
+    )
+    server = GatewayServer(gateway_settings(config), answers)
+    metrics.watch_gateway(server)
+    try:
+        yield Gateway(cache, server)
+    finally:
+        await server.close()
+        await cache.hydrator.close()
+
+
+def gateway_settings(config: Config) -> GatewaySettings:
+    """
+    Return what the listener is told.
+
+    Raises:
+        ConfigError: A TLS file cannot be used.
+    """
+    gateway = config.gateway
+    host, _, port = gateway.broker.rpartition(":")
+    return GatewaySettings(
+        host=gateway.host,
+        port=gateway.port,
+        broker_host=host.strip("[]"),
+        broker_port=int(port),
+        client_tls=client_tls(config),
+        broker_tls=_broker_tls(config),
+        max_connections=gateway.max_connections,
+        max_request_bytes=gateway.max_request_bytes,
+        buffered_bytes=gateway.buffer_bytes,
+    )
+
+
+def client_tls(config: Config) -> ssl.SSLContext | None:
+    """
+    Return what clients meet; None is plain.
+
+    Raises:
+        ConfigError: The files cannot be used.
+    """
+    gateway = config.gateway
+    if gateway.tls_cert_file is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(gateway.tls_cert_file, gateway.tls_key_file)
+    except OSError as error:
+        raise ConfigError(
+            f"gateway.tls_cert_file {gateway.tls_cert_file} cannot be used: {error}",
+            hint="Set gateway.tls_cert_file and gateway.tls_key_file to PEM files that belong together",
+        ) from error
+    return context
+
+
+def _broker_tls(config: Config) -> ssl.SSLContext | None:
+    gateway = config.gateway
+    if not gateway.broker_tls:
+        return None
+    try:
+        return ssl.create_default_context(cafile=gateway.broker_tls_ca_file)
+    except OSError as error:
+        raise ConfigError(
+            f"gateway.broker_tls_ca_file {gateway.broker_tls_ca_file} cannot be used: {error}"
+        ) from error
+
+
+def _existing(path: Path) -> Path:
+    """Return *path*, or the nearest directory above it that is there."""
+    return next(one for one in (path, *path.parents) if one.exists())
+
+
+def _is_one_disk(directory: Path, config: Config) -> bool:
+    """Say whether a log directory is on the filesystem of *directory*."""
+    device = _existing(directory).stat().st_dev
+    return any(_existing(one).stat().st_dev == device for one in config.broker.log_dirs)

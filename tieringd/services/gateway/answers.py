@@ -1,0 +1,301 @@
+"""
+Answers of the broker and of the archive, made into one.
+
+Functions of bytes and of the archive; nothing here knows a connection. Where the archive says nothing,
+the result is the broker's bytes. Where it cannot say now, the client gets an error on which it
+tries again: the broker's own answer would make it skip what is archived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from tieringd.errors import TieringError
+from tieringd.formats.kafka_wire.fetch_answer import Replacement, rebuilt
+from tieringd.formats.kafka_wire.fetch_request import asked_of
+from tieringd.formats.kafka_wire.messages import (
+    decode_request,
+    decode_response,
+    encode_response,
+    response_module,
+)
+from tieringd.formats.kafka_wire.request_header import Api
+from tieringd.services.gateway.archive_answers import (
+    EARLIEST,
+    EARLIEST_PENDING_UPLOAD,
+    LATEST,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    TRY_AGAIN,
+    ArchivedFetch,
+    FetchQuestion,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tieringd.formats.kafka_wire.pieces import Piece
+    from tieringd.services.gateway.archive_answers import (
+        ArchiveAnswers,
+        ListedOffset,
+        PartitionKey,
+        RemoteLogDir,
+    )
+    from tieringd.services.gateway.responses import Question
+
+log = structlog.get_logger(__name__)
+
+_ONLY_ARCHIVED: Final = frozenset({LATEST_TIERED, EARLIEST_PENDING_UPLOAD})
+_SPECIAL: Final = _ONLY_ARCHIVED | {EARLIEST, MAX_TIMESTAMP}
+_UNKNOWN: Final = -1
+_READ_COMMITTED: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to the client in place of the broker's response."""
+
+    pieces: tuple[Piece, ...]
+    release: Callable[[], None]
+    """To be called once, when the pieces were sent or given up."""
+    archived: bool
+    """False when they are the broker's own bytes."""
+
+
+def _nothing() -> None:
+    """Release nothing."""
+
+
+def _own(question: Question) -> Answer:
+    return Answer((question.response,), _nothing, archived=False)
+
+
+async def answer(question: Question, archive: ArchiveAnswers, *, timeout_seconds: float) -> Answer:
+    """
+    Ask the archive, and return what the client is told; an archive that is late cannot say now.
+
+    Raises:
+        ProtocolViolation: The request or the broker's response cannot be read.
+    """
+    match question.pending.head.api_key:
+        case Api.FETCH:
+            return await _fetch(question, archive, timeout_seconds)
+        case Api.LIST_OFFSETS:
+            return await _list_offsets(question, archive, timeout_seconds)
+        case Api.OFFSET_FOR_LEADER_EPOCH:
+            return await _offset_for_leader_epoch(question, archive, timeout_seconds)
+        case _:
+            return await _describe_log_dirs(question, archive, timeout_seconds)
+
+
+async def _fetch(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
+    pending = question.pending
+    asked = asked_of(memoryview(pending.request or b""), pending.head)
+    wanted = {
+        (partition.topic, partition.index): asked.partitions[partition.topic, partition.index]
+        for partition in question.out_of_range
+        if (partition.topic, partition.index) in asked.partitions
+    }
+    fetch = FetchQuestion(
+        partitions=wanted,
+        max_bytes=max(asked.max_bytes - question.records_bytes, 0),
+        needs_a_batch=not question.records_bytes,
+        read_committed=asked.read_committed,
+    )
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            archived = await archive.fetch(fetch)
+    except (TieringError, TimeoutError) as error:
+        _warn(question, error)
+        archived = ArchivedFetch(dict.fromkeys(wanted, Replacement(-1, -1, -1, error_code=TRY_AGAIN.value)))
+    replaced = [
+        (partition, archived.partitions[partition.topic, partition.index])
+        for partition in question.out_of_range
+        if (partition.topic, partition.index) in archived.partitions
+    ]
+    if not replaced:
+        archived.release()
+        return _own(question)
+    try:
+        response = rebuilt(memoryview(question.response), pending.head.version, replaced)
+    except BaseException:
+        archived.release()
+        raise
+    return Answer(response.pieces, archived.release, archived=True)
+
+
+async def _list_offsets(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
+    head = question.pending.head
+    request = decode_request(memoryview(question.pending.request or b""), head)
+    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    timestamps = {
+        (topic.name, partition.partition_index): int(partition.timestamp)
+        for topic in request.topics
+        for partition in topic.partitions
+    }
+    asked = {
+        key: timestamps[key]
+        for key, said in _listed(response)
+        if said.error_code == ErrorCode.none
+        and _concerns_the_archive(timestamps.get(key, LATEST))
+        and archive.may_have(*key)
+    }
+    if not asked:
+        return _own(question)
+    changes: dict[PartitionKey, dict[str, Any]] = {}
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            found = await archive.list_offsets(
+                asked, read_committed=getattr(request, "isolation_level", 0) == _READ_COMMITTED
+            )
+    except (TieringError, TimeoutError) as error:
+        _warn(question, error)
+        changes = {key: {"error_code": TRY_AGAIN} for key in asked}
+    else:
+        for key, said in _listed(response):
+            archived = found.get(key) if key in asked else None
+            if archived is not None and _is_better(asked[key], archived, said):
+                changes[key] = {
+                    "offset": archived.offset,
+                    "timestamp": archived.timestamp_ms,
+                    "leader_epoch": archived.leader_epoch,
+                }
+    return _changed(question, response, "name", "partition_index", changes)
+
+
+def _concerns_the_archive(timestamp: int) -> bool:
+    return timestamp >= 0 or timestamp in _SPECIAL
+
+
+def _listed(response: Any) -> Iterator[tuple[PartitionKey, Any]]:
+    for topic in response.topics:
+        for partition in topic.partitions:
+            yield (topic.name, partition.partition_index), partition
+
+
+def _is_better(timestamp: int, archived: ListedOffset, said: Any) -> bool:
+    """Say whether the archive's offset is the one of the whole log."""
+    offset, timestamp_ms = int(said.offset), int(said.timestamp)
+    if offset == _UNKNOWN:
+        return True
+    if timestamp in _ONLY_ARCHIVED:
+        return archived.offset > offset
+    if timestamp == MAX_TIMESTAMP:
+        return archived.timestamp_ms > timestamp_ms
+    return archived.offset < offset
+
+
+async def _offset_for_leader_epoch(
+    question: Question, archive: ArchiveAnswers, timeout_seconds: float
+) -> Answer:
+    head = question.pending.head
+    request = decode_request(memoryview(question.pending.request or b""), head)
+    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    epochs = {
+        (topic.topic, partition.partition): int(partition.leader_epoch)
+        for topic in request.topics
+        for partition in topic.partitions
+    }
+    answered = {
+        (topic.topic, partition.partition): partition
+        for topic in response.topics
+        for partition in topic.partitions
+        if partition.error_code == ErrorCode.none
+    }
+    asked = {key: epochs[key] for key in answered if key in epochs and archive.may_have(*key)}
+    # A replica compares its own log with the leader's; the archive is no part of either.
+    if not asked or getattr(request, "replica_id", _UNKNOWN) >= 0:
+        return _own(question)
+    changes: dict[PartitionKey, dict[str, Any]] = {}
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            found = await archive.offset_for_leader_epoch(asked)
+    except (TieringError, TimeoutError) as error:
+        _warn(question, error)
+        changes = {key: {"error_code": TRY_AGAIN} for key in asked}
+    else:
+        for key, end in found.items():
+            # The broker takes what it has forgotten for a part of its oldest epoch, whose start it moves
+            # up with its log: the smaller end is the true one.
+            if key in asked and (
+                answered[key].end_offset == _UNKNOWN or end.end_offset < answered[key].end_offset
+            ):
+                changes[key] = {"leader_epoch": end.leader_epoch, "end_offset": end.end_offset}
+    return _changed(question, response, "topic", "partition", changes)
+
+
+async def _describe_log_dirs(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
+    head = question.pending.head
+    request = decode_request(memoryview(question.pending.request or b""), head)
+    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    # A client that may not see the broker's directories gets an error, or in old versions none at all.
+    if getattr(response, "error_code", ErrorCode.none) != ErrorCode.none or not response.results:
+        return _own(question)
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            directories = await archive.describe_log_dirs()
+    except (TieringError, TimeoutError) as error:
+        # The sizes on the broker's own disks are still right, and nobody acts on the others.
+        _warn(question, error)
+        return _own(question)
+    if not directories:
+        return _own(question)
+    wanted = None
+    if request.topics is not None:
+        wanted = {(topic.topic, number) for topic in request.topics for number in topic.partitions}
+    rows = tuple(_log_dir(response_module(head.api_key, head.version), each, wanted) for each in directories)
+    encoded = encode_response(head.correlation_id, replace(response, results=(*response.results, *rows)))
+    return Answer((encoded,), _nothing, archived=True)
+
+
+def _log_dir(module: Any, directory: RemoteLogDir, wanted: set[tuple[str, int]] | None) -> Any:
+    topics: dict[str, list[Any]] = {}
+    for (topic, number), size in directory.partition_bytes.items():
+        if wanted is None or (topic, number) in wanted:
+            partition = module.DescribeLogDirsPartition(
+                partition_index=number, partition_size=size, offset_lag=0, is_future_key=False
+            )
+            topics.setdefault(topic, []).append(partition)
+    return module.DescribeLogDirsResult(
+        error_code=ErrorCode.none,
+        log_dir=directory.name,
+        topics=tuple(
+            module.DescribeLogDirsTopic(name=topic, partitions=tuple(partitions))
+            for topic, partitions in topics.items()
+        ),
+    )
+
+
+def _changed(
+    question: Question, response: Any, topic: str, number: str, changes: dict[PartitionKey, dict[str, Any]]
+) -> Answer:
+    """Return *response* with fields of some partitions changed, or the broker's bytes without any change."""
+    if not changes:
+        return _own(question)
+    topics = tuple(
+        replace(
+            each,
+            partitions=tuple(
+                _with(partition, changes.get((getattr(each, topic), getattr(partition, number)), {}))
+                for partition in each.partitions
+            ),
+        )
+        for each in response.topics
+    )
+    encoded = encode_response(question.pending.head.correlation_id, replace(response, topics=topics))
+    return Answer((encoded,), _nothing, archived=True)
+
+
+def _with(partition: Any, fields: dict[str, Any]) -> Any:
+    known = partition.__dataclass_fields__
+    return replace(partition, **{name: value for name, value in fields.items() if name in known})
+
+
+def _warn(question: Question, error: Exception) -> None:
+    api = Api(question.pending.head.api_key).name
+    log.warning("the archive cannot answer now; the client is told to try again", api=api, error=str(error))

@@ -1,0 +1,152 @@
+"""
+The seam between the gateway and the archive: what is asked of it, and how it may answer.
+
+The gateway asks only about partitions for which the broker has just given an answer that the
+client may see, so none of this decides who may read what. The archive says nothing about what it
+does not have; then the broker's own answer goes to the client, byte for byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tieringd.formats.kafka_wire.fetch_answer import Replacement
+    from tieringd.formats.kafka_wire.fetch_request import AskedPartition
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+"""Special timestamps of ListOffsets; -4, the earliest local offset, is the broker's alone."""
+
+TRY_AGAIN: Final = ErrorCode.kafka_storage_error
+"""What a client is told when the archive cannot say now."""
+
+PartitionKey = tuple[str | UUID, int]
+"""A topic's name, or its id in newer versions of Fetch, and the number of a partition."""
+
+
+def _nothing() -> None:
+    """Release what needs no release."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchQuestion:
+    """Partitions whose fetch offset the broker found out of range."""
+
+    partitions: Mapping[PartitionKey, AskedPartition]
+    """In the order of the broker's answer."""
+    max_bytes: int
+    """What the client's limit leaves for all of them together, beside what the broker sends."""
+    needs_a_batch: bool
+    """True when the broker sends no records: the first batch then comes whatever its size."""
+    read_committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedFetch:
+    """Answers for some of the partitions; *release* is called once, when they were sent or given up."""
+
+    partitions: Mapping[PartitionKey, Replacement] = field(default_factory=dict)
+    release: Callable[[], None] = _nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ListedOffset:
+    """An offset that the archive found for a timestamp or for one of Kafka's special ones."""
+
+    offset: int
+    timestamp_ms: int = -1
+    leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """Where the largest leader epoch that is not above the asked one ends."""
+
+    leader_epoch: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLogDir:
+    """What the archive holds, as a log directory."""
+
+    name: str
+    """`remote://` and the bucket."""
+    partition_bytes: Mapping[tuple[str, int], int]
+
+
+class ArchiveAnswers(Protocol):
+    """
+    What the archive knows that the broker does not.
+
+    A `TieringError` of any method means that the archive cannot say now: the client gets an error
+    on which it tries again, never the broker's answer, which would make it skip archived records.
+    """
+
+    def may_produce(self) -> bool:
+        """Say whether clients may write now; asked for every Produce request."""
+
+    def may_have(self, topic: str | UUID, partition: int) -> bool:
+        """Say, without waiting, whether there can be an answer for this partition at all."""
+
+    async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
+        """Return records, or errors, for those partitions whose fetch offset is archived."""
+
+    async def list_offsets(
+        self, asked: Mapping[PartitionKey, int], *, read_committed: bool
+    ) -> Mapping[PartitionKey, ListedOffset]:
+        """Return offsets for timestamps; nothing where the archive holds no record of that time or later."""
+
+    async def offset_for_leader_epoch(
+        self, asked: Mapping[PartitionKey, int]
+    ) -> Mapping[PartitionKey, EpochEnd]:
+        """Return the ends of leader epochs; nothing where the archive does not know that end."""
+
+    async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
+        """Return what the archive holds; the gateway leaves out what the client did not ask for."""
+
+
+class NoArchive:
+    """An archive that knows nothing: every answer is the broker's."""
+
+    def may_produce(self) -> bool:
+        """Let clients write."""
+        return True
+
+    def may_have(self, topic: str | UUID, partition: int) -> bool:  # noqa: ARG002  (the seam has them)
+        """Know no partition."""
+        return False
+
+    async def fetch(self, question: FetchQuestion) -> ArchivedFetch:  # noqa: ARG002
+        """Have no records."""
+        return ArchivedFetch()
+
+    async def list_offsets(
+        self,
+        asked: Mapping[PartitionKey, int],  # noqa: ARG002
+        *,
+        read_committed: bool,  # noqa: ARG002
+    ) -> Mapping[PartitionKey, ListedOffset]:
+        """Have no offsets."""
+        return {}
+
+    async def offset_for_leader_epoch(
+        self,
+        asked: Mapping[PartitionKey, int],  # noqa: ARG002
+    ) -> Mapping[PartitionKey, EpochEnd]:
+        """Have no epochs."""
+        return {}
+
+    async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
+        """Hold nothing."""
+        return ()

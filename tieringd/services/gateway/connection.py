@@ -1,0 +1,298 @@
+"""
+One client and its own connection to the broker.
+
+What happens on one socket is dealt with at once, in the callback that tells of it; only a question to the
+archive takes a task. Neither side is read while the other does not take what was read before, so
+when a side is found to have ended nothing of it is left to pass on, and both are closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tieringd.errors import ProtocolViolation, RetryableError
+from tieringd.services.gateway.answers import answer
+from tieringd.services.gateway.opening import connected
+from tieringd.services.gateway.pending import PendingRequests
+from tieringd.services.gateway.pipes import PipePool
+from tieringd.services.gateway.requests import RequestFrames
+from tieringd.services.gateway.responses import SPLICED_BYTES, ResponseFrames
+from tieringd.services.gateway.wire import NOTHING_NOW, TlsWire, Wire
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Coroutine
+
+    from tieringd.errors import LocalFileError
+    from tieringd.services.gateway.archive_answers import ArchiveAnswers
+    from tieringd.services.gateway.budget import ByteBudget
+    from tieringd.services.gateway.responses import Question
+    from tieringd.services.gateway.settings import GatewaySettings
+
+_WAKE_BYTES: Final = 256 << 10
+"""While records pass, the loop is woken for this much at once: every turn has its price."""
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class GatewayCounters:
+    """What a gateway has done since it started."""
+
+    accepted_connections: int = 0
+    refused_connections: int = 0
+    """Beyond the limit."""
+    broken_connections: int = 0
+    """Closed because of what was sent on them, or because the broker did not take them."""
+    from_client_bytes: int = 0
+    from_broker_bytes: int = 0
+    archived_answers: int = 0
+    """Answers that are not the broker's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all connections of a gateway have in common."""
+
+    settings: GatewaySettings
+    archive: ArchiveAnswers
+    scratch: memoryview
+    """Every connection receives into it, and is done with it before it returns to the loop."""
+    budget: ByteBudget
+    pipes: PipePool = field(default_factory=PipePool)
+    counters: GatewayCounters = field(default_factory=GatewayCounters)
+
+
+class Connection:
+    """A client's connection, from its first request to its end; *on_closed* is called once."""
+
+    def __init__(self, sock: socket.socket, shared: Shared, on_closed: Callable[[Connection], None]) -> None:
+        self._shared = shared
+        self._on_closed = on_closed
+        self._loop = asyncio.get_running_loop()
+        self._client = self._wire(sock, self._on_client)
+        self._broker: Wire | None = None
+        self._early: list[bytes] = []
+        self._kept_bytes = 0
+        """Of `_early`, or of the question that is being answered; counted in the budget."""
+        self._task: asyncio.Task[None] | None = None
+        self._is_finishing = False
+        self._is_closed = False
+        self._received_bytes = 0
+        pending = PendingRequests(shared.budget)
+        self._pending = pending
+        settings = shared.settings
+        self._requests = RequestFrames(
+            shared.scratch,
+            shared.budget,
+            pending,
+            forward=self._to_broker,
+            may_produce=shared.archive.may_produce,
+            max_request_bytes=settings.max_request_bytes,
+            held_bytes=settings.max_held_bytes,
+        )
+        self._responses = ResponseFrames(
+            shared.scratch,
+            shared.budget,
+            pending,
+            forward=self._client.send,
+            may_have=shared.archive.may_have,
+            ask=self._on_question,
+            held_bytes=settings.max_held_bytes,
+        )
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return a number that grows whenever anything moves."""
+        sent = self._client.later_bytes + (self._broker.later_bytes if self._broker is not None else 0)
+        return self._received_bytes + sent
+
+    def start(self) -> None:
+        """Read requests from now on; the broker is connected to when the first one has begun."""
+        self._client.resume_reading()
+
+    def finish(self) -> None:
+        """Take no further request, and close when those that began have their answers."""
+        self._is_finishing = True
+        self._settle()
+
+    def abort(self) -> None:
+        """Close both sides at once; closing twice is allowed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+        self._client.close()
+        if self._broker is not None:
+            self._broker.close()
+        self._requests.close()
+        self._responses.close()
+        self._pending.close()
+        self._give_kept()
+        self._on_closed(self)
+
+    def _wire(self, sock: socket.socket, on_readable: Callable[[], None]) -> Wire:
+        kind = TlsWire if isinstance(sock, ssl.SSLSocket) else Wire
+        return kind(
+            sock,
+            self._loop,
+            self._shared.budget,
+            on_readable=on_readable,
+            on_drained=self._settle,
+            on_lost=self.abort,
+            on_unreadable=self._on_unreadable,
+        )
+
+    def _on_client(self) -> None:
+        size = self._client.receive(self._requests.room())
+        if size == NOTHING_NOW:
+            return
+        if not size:
+            self.abort()
+            return
+        self._received_bytes += size
+        self._shared.counters.from_client_bytes += size
+        self._guarded(self._requests.received, size)
+
+    def _on_broker(self) -> None:
+        broker, responses = self._broker, self._responses
+        assert broker is not None
+        size, deal = None, responses.passed
+        if (passing := responses.passing_bytes) >= SPLICED_BYTES:
+            size = broker.splice_to(self._client, passing, self._shared.pipes)
+        if size is None:
+            size, deal = broker.receive(responses.room()), responses.received
+        if size == NOTHING_NOW:
+            return
+        if not size:
+            self.abort()
+            return
+        self._received_bytes += size
+        self._shared.counters.from_broker_bytes += size
+        self._guarded(deal, size)
+        passing = responses.passing_bytes
+        broker.wake_at(min(passing, _WAKE_BYTES) if passing >= SPLICED_BYTES else 1)
+
+    def _guarded(self, call: Callable[..., None], *arguments: int) -> None:
+        """Call what may find that the peer speaks no Kafka, and see who is to be read next."""
+        if self._is_closed:
+            return
+        try:
+            call(*arguments)
+            if self._requests.is_stopped and not self._pending.is_full:
+                self._requests.resume()
+        except (ProtocolViolation, RetryableError) as error:
+            self._break(str(error))
+            return
+        self._settle()
+
+    def _break(self, reason: str) -> None:
+        self._shared.counters.broken_connections += 1
+        log.info("a gateway connection is closed", reason=reason)
+        self.abort()
+
+    def _on_unreadable(self, error: LocalFileError) -> None:
+        log.warning("a client's answer is cut off: a cached file cannot be read", path=error.path)
+        self._break(str(error))
+
+    def _settle(self) -> None:
+        """Read from each side exactly while the other side takes what was read before."""
+        if self._is_closed:
+            return
+        broker, client = self._broker, self._client
+        is_sent = client.is_drained and (broker is None or broker.is_drained)
+        if client.is_drained:
+            self._responses.send_own_answers()
+            if self._requests.is_stopped and not self._pending.is_full:
+                # They were what stopped the client; what it sent since is dealt with in a turn of its own.
+                self._loop.call_soon(self._guarded, self._requests.resume)
+        if self._is_finishing and is_sent and not self._pending and self._requests.is_between_messages:
+            self.abort()
+            return
+        begins_none = self._is_finishing and self._requests.is_between_messages
+        if (
+            self._requests.is_stopped
+            or self._early
+            or begins_none
+            or not (broker is None or broker.is_drained)
+        ):
+            client.pause_reading()
+        else:
+            client.resume_reading()
+        if broker is None:
+            return
+        if self._responses.is_stopped or not client.is_drained:
+            broker.pause_reading()
+        else:
+            broker.resume_reading()
+
+    def _to_broker(self, data: memoryview) -> None:
+        if self._broker is not None:
+            self._broker.send(data)
+            return
+        self._early.append(bytes(data))
+        self._keep(len(data))
+        if self._task is None:
+            self._start(self._connect())
+
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        if self._is_closed:
+            work.close()
+            return
+        self._task = self._loop.create_task(work)
+        self._task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        if self._task is task:
+            self._task = None
+        if task.cancelled():
+            return
+        if task.exception() is not None:
+            self.abort()
+            # A fault of ours: the loop's exception handler reports it.
+            task.result()
+        self._settle()
+
+    async def _connect(self) -> None:
+        try:
+            sock = await connected(self._shared.settings)
+        except (OSError, TimeoutError) as error:
+            self._break(f"the broker takes no connection: {error or type(error).__name__}")
+            return
+        self._broker = self._wire(sock, self._on_broker)
+        for data in self._early:
+            self._broker.send(data)
+        self._early.clear()
+        self._give_kept()
+
+    def _keep(self, size: int) -> None:
+        if not self._is_closed:
+            self._kept_bytes += size
+            self._shared.budget.add(size)
+
+    def _give_kept(self) -> None:
+        self._shared.budget.give(self._kept_bytes)
+        self._kept_bytes = 0
+
+    def _on_question(self, question: Question) -> None:
+        self._keep(len(question.response))
+        self._start(self._answer(question))
+
+    async def _answer(self, question: Question) -> None:
+        shared = self._shared
+        try:
+            found = await answer(
+                question, shared.archive, timeout_seconds=shared.settings.answer_timeout_seconds
+            )
+        except ProtocolViolation as error:
+            self._break(str(error))
+            return
+        shared.counters.archived_answers += found.archived
+        self._give_kept()
+        self._client.send_pieces(found.pieces, found.release)
+        self._guarded(self._responses.answered)

@@ -1,0 +1,96 @@
+"""Sockets of the gateway from their opening to the end of their TLS handshake."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+from aiohappyeyeballs import start_connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.services.gateway.settings import GatewaySettings
+
+
+def prepare(sock: socket.socket) -> None:
+    """Set what every connection of the gateway needs."""
+    sock.setblocking(False)
+    # Small messages go at once, and a peer whose machine is gone is found out.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+async def connected(settings: GatewaySettings) -> socket.socket:
+    """
+    Return a connection to the broker, encrypted if it is to be.
+
+    Raises:
+        OSError: The broker takes no connection, or its certificate is not trusted.
+        TimeoutError: It did not answer in time.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(settings.connect_timeout_seconds):
+        addresses = await loop.getaddrinfo(
+            settings.broker_host, settings.broker_port, type=socket.SOCK_STREAM
+        )
+        sock = await start_connection(addresses)
+        try:
+            prepare(sock)
+            if settings.broker_tls is None:
+                return sock
+            name = settings.broker_server_name or settings.broker_host
+            return await _shaken(
+                settings.broker_tls.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
+            )
+        except BaseException:
+            sock.close()
+            raise
+
+
+async def accepted(sock: socket.socket, settings: GatewaySettings) -> socket.socket:
+    """
+    Return a client's connection after its TLS handshake.
+
+    Raises:
+        OSError: The client speaks no TLS that suits us, or has gone.
+        TimeoutError: It was silent for too long.
+    """
+    assert settings.client_tls is not None, "a plain connection needs no handshake"
+    async with asyncio.timeout(settings.connect_timeout_seconds):
+        try:
+            return await _shaken(
+                settings.client_tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            )
+        except BaseException:
+            sock.close()
+            raise
+
+
+async def _shaken(sock: ssl.SSLSocket) -> ssl.SSLSocket:
+    loop = asyncio.get_running_loop()
+    try:
+        while True:
+            try:
+                sock.do_handshake()
+            except ssl.SSLWantReadError:
+                await _ready(sock, loop.add_reader, loop.remove_reader)
+            except ssl.SSLWantWriteError:
+                await _ready(sock, loop.add_writer, loop.remove_writer)
+            else:
+                return sock
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _ready(sock: socket.socket, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
+    ready = asyncio.Event()
+    descriptor = sock.fileno()
+    add(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        remove(descriptor)

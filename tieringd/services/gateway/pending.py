@@ -1,0 +1,81 @@
+"""
+The requests of one connection that have no answer yet, in the order in which answers are due.
+
+What is kept of them counts in the budget of all connections.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tieringd.formats.kafka_wire.request_header import RequestHead
+    from tieringd.services.gateway.budget import ByteBudget
+
+MAX_REQUESTS: Final = 256
+MAX_KEPT_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRequest:
+    """One request that waits for its answer."""
+
+    head: RequestHead
+    request: bytes | None = None
+    """The whole request when its answer is to be looked at; None lets the answer pass."""
+    own_answer: bytes | None = None
+    """What the gateway itself answers, when the request's turn comes; the broker has not seen it."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Return how many bytes of messages it keeps."""
+        return len(self.request or b"") + len(self.own_answer or b"")
+
+
+class PendingRequests:
+    """A queue with bounds on how many requests it holds, and how many of their bytes."""
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._is_closed = False
+        self._queue: deque[PendingRequest] = deque()
+        self._kept_bytes = 0
+        self.may_be_archived = False
+        """True after an answer came too late to be replaced: the next ones are asked to be small."""
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def is_full(self) -> bool:
+        """Say whether no further request may be read now."""
+        return len(self._queue) >= MAX_REQUESTS or self._kept_bytes >= MAX_KEPT_BYTES
+
+    @property
+    def first(self) -> PendingRequest | None:
+        """Return the request whose answer is due, if there is one."""
+        return self._queue[0] if self._queue else None
+
+    def push(self, request: PendingRequest) -> None:
+        """Add a request that was just read."""
+        self._queue.append(request)
+        self._count(request.kept_bytes)
+
+    def pop(self) -> PendingRequest:
+        """Remove the first request, which has its answer."""
+        request = self._queue.popleft()
+        self._count(-request.kept_bytes)
+        return request
+
+    def close(self) -> None:
+        """Give back what is kept; what is still in the queue counts no more."""
+        self._count(-self._kept_bytes)
+        self._is_closed = True
+
+    def _count(self, size: int) -> None:
+        # A send that fails closes the connection amid the turn that goes on to pop the request.
+        if size and not self._is_closed:
+            self._kept_bytes += size
+            self._budget.add(size)

@@ -1,0 +1,266 @@
+"""
+What the archive of the broker behind a gateway answers: records, offsets, epochs and sizes.
+
+Every answer rests on a manifest as the broker's own daemon knows it. Where an object has gone, which
+retention and merging may do, the manifest is read again, once.
+
+Older archives of other clusters, from which a restored log goes on, are a part of it; they have no epochs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from tieringd.errors import ObjectNotFound
+from tieringd.formats.kafka_wire.fetch_answer import Replacement
+from tieringd.formats.kafka_wire.pieces import FileSlice as WireSlice
+from tieringd.policies.epoch_history import end_offset_for
+from tieringd.services.gateway.archive_answers import (
+    EARLIEST,
+    EARLIEST_PENDING_UPLOAD,
+    LATEST_TIERED,
+    MAX_TIMESTAMP,
+    TRY_AGAIN,
+    ArchivedFetch,
+    EpochEnd,
+    ListedOffset,
+    RemoteLogDir,
+)
+from tieringd.services.gateway.archive_reads import ArchiveReads
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from uuid import UUID
+
+    from tieringd.errors import TieringError
+    from tieringd.formats.kafka_wire.pieces import Piece
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.services.gateway.archive_answers import FetchQuestion, PartitionKey
+    from tieringd.services.gateway.archive_reads import ArchiveRead
+    from tieringd.services.gateway.readable_partitions import ReadablePartition, ReadablePartitions
+    from tieringd.services.history import History
+    from tieringd.services.partition_reader import ArchivedBatches, PartitionReader
+    from tieringd.services.record_reader import RecordReader
+
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+_AT_ONCE = 16
+"""Partitions of one request for offsets that may be waiting for the store."""
+
+
+class RemoteAnswers:
+    """The archive's side of a gateway; see `ArchiveAnswers`."""
+
+    def __init__(
+        self,
+        partitions: ReadablePartitions,
+        reader: PartitionReader,
+        *,
+        records: RecordReader,
+        history: History,
+        bucket: str | None,
+        may_produce: Callable[[], bool],
+    ) -> None:
+        """
+        Take the parts; *may_produce* says whether the disks have room for what clients write.
+
+        Without *bucket* what is archived is not shown as a log directory.
+        """
+        self._partitions = partitions
+        self._reads = ArchiveReads(partitions, reader, history)
+        self._history = history
+        self._records = records
+        self._bucket = bucket
+        self._may_produce = may_produce
+
+    def may_produce(self) -> bool:
+        """See `ArchiveAnswers`."""
+        return self._may_produce()
+
+    def may_have(self, topic: str | UUID, partition: int) -> bool:
+        """See `ArchiveAnswers`."""
+        return self._partitions.may_have(topic, partition)
+
+    async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
+        """See `ArchiveAnswers`; partitions come in their order, and share the client's limit."""
+        reads = await self._reads.read(
+            {key: asked.fetch_offset for key, asked in question.partitions.items()}
+        )
+        taken: list[ArchivedBatches] = []
+        try:
+            return ArchivedFetch(_answers(question, reads, taken), lambda: _release(taken))
+        except BaseException:
+            _release(taken)
+            raise
+        finally:
+            for read in reads.values():
+                read.close()
+
+    async def list_offsets(
+        self,
+        asked: Mapping[PartitionKey, int],
+        *,
+        read_committed: bool,  # noqa: ARG002 all that is archived is below the last stable offset
+    ) -> Mapping[PartitionKey, ListedOffset]:
+        """See `ArchiveAnswers`."""
+        return await _side_by_side(asked, self._look_up)
+
+    async def _look_up(self, key: PartitionKey, timestamp: int) -> ListedOffset | None:
+        found = await self._partitions.find(*key)
+        return None if found is None else await self._listed(found.manifest, timestamp)
+
+    async def _listed(self, manifest: PartitionManifest, timestamp: int) -> ListedOffset | None:
+        try:
+            return await self._listed_by(manifest, timestamp)
+        except ObjectNotFound:
+            newer = await self._partitions.newest(manifest.partition)
+            return None if newer is None else await self._listed_by(newer, timestamp, is_fresh=True)
+
+    async def _listed_by(
+        self, manifest: PartitionManifest, timestamp: int, *, is_fresh: bool = False
+    ) -> ListedOffset | None:
+        parts = await self._history.parts(
+            manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
+        )
+        archives = [one for one in (*parts, manifest) if one.segments]
+        if not archives:
+            return None
+        if timestamp == MAX_TIMESTAMP:
+            timestamp = max(max(one.segments.column("max_timestamp_ms")) for one in archives)
+        if timestamp >= 0:
+            return await self._first_at(archives, timestamp)
+        first_offset, last_offset = archives[0].segments[0].base_offset, archives[-1].next_offset - 1
+        # The first offset that is not archived may be the broker's next one, whose epoch we do not know.
+        special = {
+            EARLIEST: ListedOffset(first_offset, leader_epoch=_epoch_at(archives[0], first_offset)),
+            LATEST_TIERED: ListedOffset(last_offset, leader_epoch=_epoch_at(archives[-1], last_offset)),
+            EARLIEST_PENDING_UPLOAD: ListedOffset(manifest.next_offset),
+        }
+        return special.get(timestamp)
+
+    async def _first_at(
+        self, archives: Sequence[PartitionManifest], timestamp_ms: int
+    ) -> ListedOffset | None:
+        for manifest in archives:
+            record = await self._records.first_record_at(manifest, timestamp_ms)
+            if record is not None:
+                return ListedOffset(record.offset, record.timestamp_ms, _epoch_at(manifest, record.offset))
+        return None
+
+    async def offset_for_leader_epoch(
+        self, asked: Mapping[PartitionKey, int]
+    ) -> Mapping[PartitionKey, EpochEnd]:
+        """See `ArchiveAnswers`."""
+        return await _side_by_side(asked, self._end_of)
+
+    async def _end_of(self, key: PartitionKey, leader_epoch: int) -> EpochEnd | None:
+        found = await self._partitions.find(*key)
+        epochs = found.manifest.epochs if found else ()
+        # The newest archived epoch ends where the broker says, and so does every later one.
+        if found is None or not epochs or leader_epoch >= epochs[-1][0]:
+            return None
+        end = end_offset_for(epochs, leader_epoch, log_end_offset=found.manifest.next_offset)
+        return None if end is None else EpochEnd(*end)
+
+    async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
+        """See `ArchiveAnswers`."""
+        if self._bucket is None:
+            return ()
+        sizes = {
+            (manifest.partition.topic, manifest.partition.partition): manifest.segments.total_bytes
+            for manifest in self._partitions.archived_here()
+        }
+        return (RemoteLogDir(f"remote://{self._bucket}", sizes),)
+
+
+async def _side_by_side(
+    asked: Mapping[PartitionKey, int], work: Callable[[PartitionKey, int], Awaitable[T | None]]
+) -> dict[PartitionKey, T]:
+    """Return what *work* finds for each partition; its first error, when all are over, is ours."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(key: PartitionKey, value: int) -> T | None:
+        async with places:
+            return await work(key, value)
+
+    found = await asyncio.gather(*(one(*each) for each in asked.items()), return_exceptions=True)
+    answers: dict[PartitionKey, T] = {}
+    for key, answer in zip(asked, found, strict=True):
+        if isinstance(answer, BaseException):
+            raise answer
+        if answer is not None:
+            answers[key] = answer
+    return answers
+
+
+def _answers(
+    question: FetchQuestion, reads: Mapping[PartitionKey, ArchiveRead], taken: list[ArchivedBatches]
+) -> dict[PartitionKey, Replacement]:
+    """Return the answers; what they take of the reads is in *taken*, and to be released."""
+    answers: dict[PartitionKey, Replacement] = {}
+    left_bytes, needs_a_batch = question.max_bytes, question.needs_a_batch
+    for key, asked in question.partitions.items():
+        read = reads[key]
+        if read.error is not None or (read.found is None and not read.is_over):
+            answers[key] = _try_again(key, read.error)
+        if read.error is not None or read.found is None or (read.held is None and read.is_over):
+            # Else there is no archive, or it does not have the offset: the broker's answer is right.
+            continue
+        batches = read.take(size_bytes_max=min(left_bytes, asked.max_bytes), needs_a_batch=needs_a_batch)
+        taken.append(batches)
+        left_bytes = max(0, left_bytes - batches.size_bytes)
+        needs_a_batch = needs_a_batch and not batches.size_bytes
+        answers[key] = _replacement(
+            read.found, batches, asked.fetch_offset, read_committed=question.read_committed
+        )
+    return answers
+
+
+def _try_again(key: PartitionKey, error: TieringError | None) -> Replacement:
+    reason = str(error) if error else "its manifest is not here yet"
+    log.warning(
+        "the archive of a partition cannot be read now; the client is told to try again",
+        partition=f"{key[0]}-{key[1]}",
+        reason=reason,
+    )
+    return Replacement(-1, -1, -1, error_code=TRY_AGAIN.value)
+
+
+def _replacement(
+    found: ReadablePartition, batches: ArchivedBatches, offset: int, *, read_committed: bool
+) -> Replacement:
+    archive_end, bounds = found.manifest.next_offset, found.bounds
+    aborted = None
+    if read_committed:
+        aborted = tuple((one.producer_id, one.first_offset) for one in batches.aborted)
+    return Replacement(
+        # The broker says neither with its error. Both only grow, and a client takes what it is told next.
+        high_watermark=max(bounds.log_end_offset if bounds else 0, archive_end),
+        last_stable_offset=max(bounds.last_stable_offset if bounds else 0, archive_end),
+        # Older archives begin before this one.
+        log_start_offset=min(found.manifest.start_offset, offset),
+        records=_pieces(batches),
+        aborted=aborted,
+    )
+
+
+def _pieces(batches: ArchivedBatches) -> tuple[Piece, ...]:
+    if batches.file is not None:
+        file = batches.file
+        return (WireSlice(file.fd, file.position, file.size_bytes, batches.mark_corrupt),)
+    return () if batches.data is None else (batches.data,)
+
+
+def _epoch_at(manifest: PartitionManifest, offset: int) -> int:
+    epochs = [epoch for epoch, start in manifest.epochs if start <= offset]
+    return epochs[-1] if epochs else -1
+
+
+def _release(held: Sequence[ArchivedBatches]) -> None:
+    for one in held:
+        one.close()

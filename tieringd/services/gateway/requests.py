@@ -1,0 +1,157 @@
+"""
+From client to broker: every request goes on untouched, unless it is one of a few.
+
+Fetch loses its session, in place. Requests whose answers are looked at are remembered whole.
+Produce is refused while the archive says that nobody may write, and ApiVersions in a version that
+is not understood is answered here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import BrokerUnavailable, ProtocolViolation
+from tieringd.formats.kafka_wire import api_versions
+from tieringd.formats.kafka_wire.cursor import IncompleteMessage
+from tieringd.formats.kafka_wire.fetch_request import limit_bytes, remove_session
+from tieringd.formats.kafka_wire.produce_walk import ProduceRequestWalk, acks_of
+from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, Api, RequestHead
+from tieringd.services.gateway.frames import Frames
+from tieringd.services.gateway.pending import PendingRequest, PendingRequests
+from tieringd.services.gateway.refusal import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.services.gateway.budget import ByteBudget
+
+LIMITED_FETCH_BYTES: Final = 1 << 20
+"""What a broker is asked for while its answer has to be held for archived partitions in it."""
+_WITH_REQUEST: Final = frozenset(
+    {Api.FETCH, Api.LIST_OFFSETS, Api.OFFSET_FOR_LEADER_EPOCH, Api.DESCRIBE_LOG_DIRS}
+)
+"""Their answers cannot be understood without them."""
+_MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
+
+
+class RequestFrames(Frames):
+    """The requests of one connection."""
+
+    def __init__(
+        self,
+        scratch: memoryview,
+        budget: ByteBudget,
+        pending: PendingRequests,
+        *,
+        forward: Callable[[memoryview], None],
+        may_produce: Callable[[], bool],
+        max_request_bytes: int,
+        held_bytes: int,
+    ) -> None:
+        super().__init__(scratch, budget, forward, held_bytes=held_bytes)
+        self._pending = pending
+        self._may_produce = may_produce
+        self._max_request_bytes = max_request_bytes
+        self._dropping = 0
+        self._refused: ProduceRequestWalk | None = None
+
+    @property
+    def is_between_messages(self) -> bool:
+        """Say whether every request that began has been dealt with."""
+        return super().is_between_messages and not self._dropping and self._refused is None
+
+    def _step(self, view: memoryview) -> int:
+        if self._passing:
+            return self._pass(view)
+        if self._dropping:
+            return self._drop(view)
+        if self._refused is not None:
+            return self._refuse(self._refused, view)
+        if self._pending.is_full:
+            self._is_stopped = True
+            return 0
+        return self._begin(view) if len(view) >= HEAD.size else 0
+
+    def _begin(self, view: memoryview) -> int:
+        head = RequestHead.read(view)
+        if not _MIN_REQUEST_BYTES <= head.size <= self._max_request_bytes:
+            raise ProtocolViolation(
+                f"a request announces {head.size} bytes",
+                hint=f"Requests may have up to {self._max_request_bytes} bytes",
+            )
+        if head.api_key == Api.PRODUCE:
+            return self._begin_produce(head, view)
+        if head.api_key in _WITH_REQUEST and head.is_known:
+            return self._begin_remembered(head, view)
+        if head.api_key == Api.API_VERSIONS:
+            return self._begin_api_versions(head, view)
+        if head.api_key == Api.SASL_HANDSHAKE and head.version == 0:
+            raise ProtocolViolation(
+                "a client wants to authenticate with frames that are no requests (SaslHandshake version 0)",
+                hint="Use a client from 2018 or newer, or the broker's own listener",
+            )
+        return self._begin_passing(head, view, PendingRequest(head))
+
+    def _begin_passing(self, head: RequestHead, view: memoryview, pending: PendingRequest | None) -> int:
+        if pending is not None:
+            self._pending.push(pending)
+        self._passing = SIZE_BYTES + head.size
+        return self._pass(view)
+
+    def _begin_remembered(self, head: RequestHead, view: memoryview) -> int:
+        size = SIZE_BYTES + head.size
+        if len(view) < size:
+            return len(view) if self._hold(view, size) else self._begin_unheld(view)
+        frame = view[:size]
+        if head.api_key == Api.FETCH:
+            if not remove_session(frame, head):
+                return self._begin_passing(head, frame, PendingRequest(head))
+            pending = PendingRequest(head, bytes(frame))
+            if self._pending.may_be_archived:
+                limit_bytes(frame, head, LIMITED_FETCH_BYTES)
+            return self._begin_passing(head, frame, pending)
+        return self._begin_passing(head, frame, PendingRequest(head, bytes(frame)))
+
+    def _begin_unheld(self, view: memoryview) -> int:
+        head = RequestHead.read(view)
+        if head.api_key == Api.DESCRIBE_LOG_DIRS:
+            # Its answer lacks the archive's sizes then, on which no client acts.
+            return self._begin_passing(head, view, PendingRequest(head))
+        raise self._unheld(f"a request {Api(head.api_key).name}", SIZE_BYTES + head.size)
+
+    def _begin_api_versions(self, head: RequestHead, view: memoryview) -> int:
+        if head.is_known:
+            return self._begin_passing(head, view, PendingRequest(head, b""))
+        answer = api_versions.unsupported(head.correlation_id)
+        self._pending.push(PendingRequest(head, own_answer=answer))
+        self._dropping = SIZE_BYTES + head.size
+        return self._drop(view)
+
+    def _begin_produce(self, head: RequestHead, view: memoryview) -> int:
+        frame = view[: SIZE_BYTES + head.size]
+        try:
+            acks = acks_of(frame, head)
+        except IncompleteMessage:
+            if len(frame) == SIZE_BYTES + head.size:
+                raise
+            return 0
+        if self._may_produce():
+            return self._begin_passing(head, view, PendingRequest(head) if acks else None)
+        if not acks or not head.is_known:
+            raise BrokerUnavailable(
+                "clients may not write now, and this one can only be told by closing its connection"
+            )
+        self._refused = ProduceRequestWalk(head)
+        return self._refuse(self._refused, view)
+
+    def _refuse(self, walk: ProduceRequestWalk, view: memoryview) -> int:
+        taken = walk.feed(view)
+        if walk.is_done:
+            self._refused = None
+            self._pending.push(PendingRequest(walk.head, own_answer=refusal(walk.head, walk.partitions)))
+        return taken
+
+    def _drop(self, view: memoryview) -> int:
+        size = min(self._dropping, len(view))
+        self._dropping -= size
+        return size

@@ -1,0 +1,229 @@
+"""
+From broker to client: every response goes on untouched, in the order of the requests.
+
+Answers to Fetch are walked over while they pass. When one tells that an offset is out of range and
+the archive may have it, no byte of that answer goes on: it becomes a question, and its own answer
+takes its place. A large answer begins to pass before all of it has been seen. What is found out of
+range in its later part is turned into "nothing new", and the next one is asked to be small enough to hold.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import ProtocolViolation
+from tieringd.formats.kafka_wire import api_versions
+from tieringd.formats.kafka_wire.fetch_walk import OFFSET_OUT_OF_RANGE, FetchResponseWalk
+from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api
+from tieringd.services.gateway.frames import ALWAYS_HELD_BYTES, Frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from uuid import UUID
+
+    from tieringd.formats.kafka_wire.fetch_walk import FetchedPartition
+    from tieringd.services.gateway.budget import ByteBudget
+    from tieringd.services.gateway.pending import PendingRequest, PendingRequests
+
+SPLICED_BYTES: Final = 64 << 10
+"""From this size on it is cheaper to pass records on inside the kernel."""
+_HEADER_ROOM_BYTES: Final = 8 << 10
+_HEAD: Final = struct.Struct(">ii")
+_NO_ERROR: Final = b"\x00\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An answer of the broker's that the archive may have more to say to."""
+
+    pending: PendingRequest
+    response: bytes
+    out_of_range: tuple[FetchedPartition, ...] = ()
+    """Of a Fetch response: those that the archive may have."""
+    records_bytes: int = 0
+    """Of a Fetch response: what the broker itself sends."""
+
+
+class ResponseFrames(Frames):
+    """The responses of one connection. *ask* gets a question; nothing is taken until `answered`."""
+
+    def __init__(
+        self,
+        scratch: memoryview,
+        budget: ByteBudget,
+        pending: PendingRequests,
+        *,
+        forward: Callable[[memoryview], None],
+        may_have: Callable[[str | UUID, int], bool],
+        ask: Callable[[Question], None],
+        held_bytes: int,
+    ) -> None:
+        super().__init__(scratch, budget, forward, held_bytes=held_bytes)
+        self._pending = pending
+        self._may_have = may_have
+        self._ask = ask
+        self._walk: FetchResponseWalk | None = None
+        self._sees_large_records = False
+
+    @property
+    def is_between_messages(self) -> bool:
+        """Say whether no response has begun that is not over."""
+        return super().is_between_messages and self._walk is None and not self._is_stopped
+
+    def room(self) -> memoryview:
+        """Return where the next bytes are to be received: a header alone, where large records follow it."""
+        room = super().room()
+        if self._held is not None or not self._sees_large_records:
+            return room
+        return room[: self.passing_bytes + _HEADER_ROOM_BYTES]
+
+    @property
+    def passing_bytes(self) -> int:
+        """Return how many of the next bytes go on without being looked at; they may go by themselves."""
+        if self._carry or self._held is not None:
+            return 0
+        return self._passing if self._walk is None else self._walk.passing
+
+    def passed(self, size: int) -> None:
+        """
+        Count *size* bytes, at most `passing_bytes`, that went on by themselves.
+
+        Raises:
+            ProtocolViolation: The response ends where it may not.
+        """
+        if self._walk is None:
+            self._passing -= size
+            if not self._passing:
+                self._is_over()
+            return
+        self._walk.passed(size)
+        # What ends with these bytes need not begin with others.
+        if not self._walk.passing:
+            self._pass_walking(self._walk, self._scratch[:0])
+
+    def answered(self) -> None:
+        """
+        Go on after a question: its answer has been sent.
+
+        Raises:
+            ProtocolViolation: What follows is no response.
+        """
+        self._is_over()
+        self.resume()
+
+    def send_own_answers(self) -> None:
+        """Send the gateway's own answers whose turn has come."""
+        while (first := self._pending.first) is not None and first.own_answer is not None:
+            self._pending.pop()
+            self._forward(memoryview(first.own_answer))
+
+    def _is_over(self) -> None:
+        self._pending.pop()
+        self.send_own_answers()
+
+    def _step(self, view: memoryview) -> int:
+        if self._walk is not None:
+            return self._pass_walking(self._walk, view)
+        if self._passing:
+            return self._pass_response(view)
+        return self._begin(view) if len(view) >= _HEAD.size else 0
+
+    def _begin(self, view: memoryview) -> int:
+        size, correlation_id = (int(value) for value in _HEAD.unpack_from(view))
+        pending = self._pending.first
+        if pending is None or pending.head.correlation_id != correlation_id or size < _HEAD.size - SIZE_BYTES:
+            asked = "nothing was asked" if pending is None else f"{pending.head.correlation_id} is due"
+            raise ProtocolViolation(f"the broker answers {correlation_id} with {size} bytes, but {asked}")
+        frame_bytes = SIZE_BYTES + size
+        if pending.request is None:
+            self._passing = frame_bytes
+            return self._pass_response(view)
+        if len(view) >= frame_bytes:
+            return self._whole(view[:frame_bytes], pending)
+        is_fetch = pending.head.api_key == Api.FETCH
+        # Most that matter are far smaller than what is always held.
+        is_held = frame_bytes <= ALWAYS_HELD_BYTES or self._pending.may_be_archived or not is_fetch
+        if is_held and self._hold(view, frame_bytes):
+            return len(view)
+        return self._begin_unheld(view)
+
+    def _begin_unheld(self, view: memoryview) -> int:
+        pending = self._pending.first
+        assert pending is not None, "an answer has begun, and nothing was asked"
+        head = pending.head
+        size = int(_HEAD.unpack_from(view)[0])
+        if head.api_key == Api.FETCH:
+            return self._begin_walking(FetchResponseWalk(head.version, size), view)
+        if head.api_key == Api.DESCRIBE_LOG_DIRS:
+            # It lacks the archive's sizes then, on which no client acts.
+            self._passing = SIZE_BYTES + size
+            return self._pass_response(view)
+        raise self._unheld(f"an answer to {Api(head.api_key).name}", SIZE_BYTES + size)
+
+    def _begin_walking(self, walk: FetchResponseWalk, view: memoryview) -> int:
+        taken = walk.feed(view)
+        # Nothing has been passed on yet, so the whole answer can still be held.
+        if any(self._is_archived(partition) for partition in walk.partitions) and self._hold(view, walk.end):
+            return len(view)
+        self._walk = walk
+        return self._pass_walked(walk, view[:taken])
+
+    def _pass_response(self, view: memoryview) -> int:
+        taken = self._pass(view)
+        if not self._passing:
+            self._is_over()
+        return taken
+
+    def _pass_walking(self, walk: FetchResponseWalk, view: memoryview) -> int:
+        return self._pass_walked(walk, view[: walk.feed(view)])
+
+    def _pass_walked(self, walk: FetchResponseWalk, view: memoryview) -> int:
+        """Pass on what the walk has just taken."""
+        begin = walk.position - len(view)
+        for partition in walk.partitions:
+            self._sees_large_records = walk.passing >= SPLICED_BYTES
+            if self._is_archived(partition):
+                at = partition.error_at - begin
+                view[at : at + len(_NO_ERROR)] = _NO_ERROR
+                self._pending.may_be_archived = True
+        walk.partitions.clear()
+        if len(view):
+            self._forward(view)
+        if walk.is_done:
+            self._walk = None
+            self._is_over()
+        return len(view)
+
+    def _whole(self, frame: memoryview, pending: PendingRequest) -> int:
+        head = pending.head
+        question: Question | None = None
+        if head.api_key == Api.API_VERSIONS:
+            api_versions.cap_versions(frame, head.version)
+        elif head.api_key == Api.FETCH:
+            question = self._fetch_question(frame, pending)
+        else:
+            question = Question(pending, bytes(frame))
+        if question is None:
+            self._forward(frame)
+            self._is_over()
+        else:
+            self._is_stopped = True
+            self._ask(question)
+        return len(frame)
+
+    def _fetch_question(self, frame: memoryview, pending: PendingRequest) -> Question | None:
+        walk = FetchResponseWalk(pending.head.version, len(frame) - SIZE_BYTES)
+        walk.feed(frame)
+        archived = tuple(partition for partition in walk.partitions if self._is_archived(partition))
+        self._pending.may_be_archived = bool(archived) and len(archived) < len(walk.partitions)
+        if not archived:
+            return None
+        records_bytes = sum(partition.records_bytes for partition in walk.partitions)
+        return Question(pending, bytes(frame), archived, records_bytes)
+
+    def _is_archived(self, partition: FetchedPartition) -> bool:
+        return partition.error_code == OFFSET_OUT_OF_RANGE and self._may_have(
+            partition.topic, partition.index
+        )

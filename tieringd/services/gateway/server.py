@@ -1,0 +1,234 @@
+"""
+The gateway's listener: takes clients, counts them, and ends those on which nothing moves.
+
+It belongs to one event loop. What a connection does is `connection.Connection`, unless another kind is given;
+which answers differ from the broker's is up to the `ArchiveAnswers` that is given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import structlog
+
+from tieringd.errors import ConfigError
+from tieringd.services.gateway.archive_answers import NoArchive
+from tieringd.services.gateway.budget import ByteBudget
+from tieringd.services.gateway.connection import Connection, GatewayCounters, Shared
+from tieringd.services.gateway.frames import SCRATCH_BYTES
+from tieringd.services.gateway.opening import accepted, prepare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from tieringd.services.gateway.archive_answers import ArchiveAnswers
+    from tieringd.services.gateway.settings import GatewaySettings
+
+log = structlog.get_logger(__name__)
+
+_BACKLOG: Final = 1024
+_PAUSE_SECONDS: Final = 0.1
+"""After the system has no descriptor for a client: the listener would be readable at once again."""
+
+
+class ClientConnection(Protocol):
+    """One client's connection, from its first request to its end."""
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return a number that grows whenever anything moves."""
+
+    def start(self) -> None:
+        """Read requests from now on."""
+
+    def finish(self) -> None:
+        """Take no further request, and close when those that began have their answers."""
+
+    def abort(self) -> None:
+        """Close at once; closing twice is allowed."""
+
+
+class GatewayServer:
+    """Pass clients on to one broker, or serve them as *connect* does; started once and closed once."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        archive: ArchiveAnswers | None = None,
+        *,
+        connect: Callable[[socket.socket, Shared, Callable[[Any], None]], ClientConnection] = Connection,
+    ) -> None:
+        self._settings = settings
+        self._connect = connect
+        self._shared = Shared(
+            settings,
+            archive or NoArchive(),
+            memoryview(bytearray(SCRATCH_BYTES)),
+            ByteBudget(settings.buffered_bytes),
+        )
+        self._connections: set[ClientConnection] = set()
+        self._shaking = 0
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: tuple[asyncio.Task[None], ...] = ()
+        self._is_empty = asyncio.Event()
+
+    @property
+    def port(self) -> int:
+        """Return the port that clients connect to; the gateway must be started."""
+        assert self._listener is not None, "the gateway is not started"
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def counters(self) -> GatewayCounters:
+        """Return what has been done so far."""
+        return self._shared.counters
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Return what has been done so far, by name."""
+        return asdict(self._shared.counters)
+
+    @property
+    def open_connections(self) -> int:
+        """Return how many clients are connected."""
+        return len(self._connections) + self._shaking
+
+    @property
+    def budget(self) -> ByteBudget:
+        """Return what counts the bytes that all connections hold."""
+        return self._shared.budget
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return how many bytes all connections hold now."""
+        return self._shared.budget.used
+
+    async def start(self) -> None:
+        """
+        Listen, and take clients from now on.
+
+        Raises:
+            ConfigError: The address cannot be listened on.
+        """
+        settings = self._settings
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        try:
+            self._listener = socket.create_server(
+                (settings.host, settings.port),
+                family=family,
+                backlog=_BACKLOG,
+                reuse_port=settings.reuse_port,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"the gateway cannot listen on {settings.host}:{settings.port}: {error}",
+                hint="Choose an address of this machine and a free port",
+            ) from error
+        self._listener.setblocking(False)
+        self._serving = (self._spawn(self._accept(self._listener)), self._spawn(self._end_idle()))
+
+    async def watch(self) -> None:
+        """Wait until the started gateway takes clients no more; a fault of its own is raised."""
+        ended, _ = await asyncio.wait(self._serving, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            if not task.cancelled():
+                task.result()
+
+    async def close(self, *, grace_seconds: float = 5.0) -> None:
+        """Take no further client or request, wait for answers that are due, and close everything."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.finish()
+        if self._connections:
+            self._is_empty.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_seconds):
+                    await self._is_empty.wait()
+        for connection in list(self._connections):
+            connection.abort()
+        self._shared.pipes.close()
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("the gateway cannot take a client", error=str(error))
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            if self.open_connections >= self._settings.max_connections:
+                self.counters.refused_connections += 1
+                sock.close()
+                continue
+            self.counters.accepted_connections += 1
+            self._take(sock)
+
+    def _take(self, sock: socket.socket) -> None:
+        try:
+            prepare(sock)
+        except OSError as error:
+            self._turn_away(sock, error)
+            return
+        if self._settings.client_tls is None:
+            self._add(sock)
+        else:
+            self._shaking += 1
+            self._spawn(self._shake(sock))
+
+    def _turn_away(self, sock: socket.socket, error: OSError) -> None:
+        """Close a connection that cannot be served: its client has gone, or the system has no room for it."""
+        self.counters.broken_connections += 1
+        log.warning("the gateway cannot serve a client", error=str(error))
+        sock.close()
+
+    async def _shake(self, sock: socket.socket) -> None:
+        try:
+            encrypted = await accepted(sock, self._settings)
+        except (OSError, TimeoutError) as error:
+            self.counters.broken_connections += 1
+            log.info("a client's TLS handshake failed", error=str(error) or type(error).__name__)
+            return
+        finally:
+            self._shaking -= 1
+        self._add(encrypted)
+
+    def _add(self, sock: socket.socket) -> None:
+        connection = self._connect(sock, self._shared, self._on_closed)
+        self._connections.add(connection)
+        try:
+            connection.start()
+        except OSError as error:
+            connection.abort()
+            self._turn_away(sock, error)
+
+    def _on_closed(self, connection: ClientConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections:
+            self._is_empty.set()
+
+    async def _end_idle(self) -> None:
+        """Close every connection on which nothing moved between two looks."""
+        seen: dict[ClientConnection, int] = {}
+        while True:
+            await asyncio.sleep(self._settings.idle_timeout_seconds)
+            for connection in list(self._connections):
+                if seen.get(connection) == connection.moved_bytes:
+                    connection.abort()
+            seen = {connection: connection.moved_bytes for connection in self._connections}

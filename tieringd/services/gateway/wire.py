@@ -1,0 +1,340 @@
+"""
+One non-blocking socket of the gateway, plain or TLS.
+
+Bytes are received into memory of the caller and sent from it; only what a slow peer does not take
+at once is copied and kept. asyncio's transports are not used: they keep what is written to them, so
+one buffer could not serve all connections. What the bytes mean is not known here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import LocalFileError
+from tieringd.formats.kafka_wire.pieces import FileSlice, Piece, piece_bytes
+from tieringd.services.gateway.pipes import Pipe
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from tieringd.services.gateway.budget import ByteBudget
+    from tieringd.services.gateway.pipes import PipePool
+
+_TURN_BYTES: Final = 1 << 20
+"""A peer that takes everything still leaves the loop to others after this much."""
+_TLS_PIECE_BYTES: Final = 256 << 10
+_FILE_ERRORS: Final = frozenset({errno.EIO, errno.EINVAL, errno.ESTALE})
+"""What `sendfile` says of the file; everything else it says of the socket."""
+NOTHING_NOW: Final = -1
+
+
+@dataclass(slots=True)
+class _Kept:
+    piece: Piece | Pipe
+    """What is left of it."""
+    counted_bytes: int
+    release: Callable[[], None] | None
+
+
+class Wire:
+    """
+    A connected plain socket.
+
+    *on_readable* is called while reading is on and there are bytes or an end; *on_drained* when
+    the last kept byte was sent. Once, when sending ends early: *on_unreadable* when a file is the reason,
+    and *on_lost* when it is the peer.
+    """
+
+    is_encrypted = False
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        budget: ByteBudget,
+        *,
+        on_readable: Callable[[], None],
+        on_drained: Callable[[], None],
+        on_lost: Callable[[], None],
+        on_unreadable: Callable[[LocalFileError], None],
+    ) -> None:
+        self.sock = sock
+        self.is_closed = False
+        self.later_bytes = 0
+        """Sent after they had been kept."""
+        self._loop = loop
+        self._budget = budget
+        self._descriptor = sock.fileno()
+        self._on_readable = on_readable
+        self._on_drained = on_drained
+        self._on_lost = on_lost
+        self._on_unreadable = on_unreadable
+        self._kept: deque[_Kept] = deque()
+        self._is_reading = False
+        self._wake_at = 1
+
+    @property
+    def is_drained(self) -> bool:
+        """Say whether everything was handed to the kernel."""
+        return not self._kept
+
+    def resume_reading(self) -> None:
+        """Call *on_readable* from now on."""
+        if not self._is_reading and not self.is_closed:
+            self._is_reading = True
+            self._loop.add_reader(self._descriptor, self._on_readable)
+
+    def pause_reading(self) -> None:
+        """Call *on_readable* no more: the peer's bytes stay in the kernel."""
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._descriptor)
+
+    def receive(self, room: memoryview) -> int:
+        """Receive into *room* and return how much; 0 is the end, `NOTHING_NOW` is nothing yet."""
+        if self.is_closed:
+            return NOTHING_NOW
+        try:
+            return self._receive(room)
+        except (BlockingIOError, InterruptedError):
+            return NOTHING_NOW
+        except OSError:
+            # A reset is an end like any other: there is nobody left to tell.
+            return 0
+
+    def send(self, data: memoryview | bytes) -> None:
+        """Send *data*, and keep a copy of what cannot be sent now."""
+        if self.is_closed:
+            return
+        if not self._kept:
+            try:
+                sent = self._send(data)
+            except OSError:
+                self._lose()
+                return
+            if sent == len(data):
+                return
+            data = memoryview(data)[sent:]
+        self._keep(bytes(data))
+        self._loop.add_writer(self._descriptor, self._flush)
+
+    def send_pieces(self, pieces: Sequence[Piece], release: Callable[[], None]) -> None:
+        """Send *pieces* in turn, without copying them, and call *release* when the last one is gone."""
+        if self.is_closed:
+            release()
+            return
+        *first, last = pieces
+        for piece in first:
+            self._keep(piece)
+        self._keep(last, release)
+        self._send_kept()
+
+    def wake_at(self, size: int) -> None:
+        """Call *on_readable* only when *size* bytes have come, or the end; 1 is as usual."""
+        if size != self._wake_at and not self.is_encrypted and not self.is_closed:
+            self._wake_at = size
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def splice_to(self, other: Wire, size: int, pipes: PipePool) -> int | None:
+        """
+        Pass at most *size* bytes on to *other* inside the kernel, and return how many.
+
+        0 is the end, `NOTHING_NOW` is nothing yet. None means that it cannot be done now: *other* is not
+        drained, no pipe is free, or one of the two encrypts.
+        """
+        if self.is_encrypted or other.is_encrypted or other._kept or (pipe := pipes.take()) is None:
+            return None
+        try:
+            moved = pipe.fill_from(self._descriptor, size)
+        except (BlockingIOError, InterruptedError):
+            moved = NOTHING_NOW
+        except OSError:
+            moved = 0
+        if moved <= 0:
+            pipes.give(pipe)
+            return moved
+        other._kept.append(_Kept(pipe, 0, partial(pipes.give, pipe)))
+        other._send_kept()
+        return moved
+
+    def close(self) -> None:
+        """Close the socket and forget what was kept; closing twice is allowed."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.pause_reading()
+        self._loop.remove_writer(self._descriptor)
+        while self._kept:
+            self._forget_first()
+        self.sock.close()
+
+    def _receive(self, room: memoryview) -> int:
+        return self.sock.recv_into(room)
+
+    def _send(self, data: memoryview | bytes) -> int:
+        """Return how much was sent; 0 when the socket takes nothing now."""
+        try:
+            return self.sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def _send_file(self, piece: FileSlice) -> int:
+        size = min(piece.length, _TURN_BYTES)
+        try:
+            sent = os.sendfile(self._descriptor, piece.descriptor, piece.position, size)
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            if error.errno in _FILE_ERRORS:
+                raise _unreadable(piece, str(error)) from error
+            raise
+        if not sent:
+            raise _unreadable(piece, "it ends there")
+        return sent
+
+    def _keep(self, piece: Piece, release: Callable[[], None] | None = None) -> None:
+        counted = 0 if isinstance(piece, FileSlice) else len(piece)
+        self._budget.add(counted)
+        self._kept.append(_Kept(piece, counted, release))
+
+    def _forget_first(self) -> None:
+        kept = self._kept.popleft()
+        self._budget.give(kept.counted_bytes)
+        if kept.release is not None:
+            kept.release()
+
+    def _flush(self) -> None:
+        """Go on sending when the socket takes something again."""
+        self._send_kept()
+        if not self._kept and not self.is_closed:
+            self._loop.remove_writer(self._descriptor)
+            self._on_drained()
+
+    def _send_kept(self) -> None:
+        """Send what was kept until the socket is full, or the turn is over."""
+        left = _TURN_BYTES
+        while self._kept and left > 0:
+            kept = self._kept[0]
+            try:
+                sent = self._send_piece(kept.piece)
+            except LocalFileError as error:
+                self._give_up(kept.piece, error)
+                return
+            except OSError:
+                self._lose()
+                return
+            left -= sent
+            self.later_bytes += sent
+            kept.piece = _rest(kept.piece, sent)
+            if not _size(kept.piece):
+                self._forget_first()
+            elif not sent:
+                break
+        if self._kept:
+            self._loop.add_writer(self._descriptor, self._flush)
+
+    def _send_piece(self, piece: Piece | Pipe) -> int:
+        if not _size(piece):
+            return 0
+        if isinstance(piece, FileSlice):
+            return self._send_file(piece)
+        if isinstance(piece, Pipe):
+            return self._send_pipe(piece)
+        return self._send(piece)
+
+    def _send_pipe(self, pipe: Pipe) -> int:
+        try:
+            return pipe.empty_into(self._descriptor)
+        except (BlockingIOError, InterruptedError):
+            return 0
+
+    def _give_up(self, piece: Piece | Pipe, error: LocalFileError) -> None:
+        if isinstance(piece, FileSlice) and piece.on_unreadable is not None:
+            piece.on_unreadable()
+        if not self.is_closed:
+            self._on_unreadable(error)
+
+    def _lose(self) -> None:
+        if not self.is_closed:
+            self._on_lost()
+
+
+def _size(piece: Piece | Pipe) -> int:
+    return piece.held_bytes if isinstance(piece, Pipe) else piece_bytes(piece)
+
+
+def _rest(piece: Piece | Pipe, sent: int) -> Piece | Pipe:
+    if isinstance(piece, Pipe):
+        return piece
+    if isinstance(piece, FileSlice):
+        position, length = piece.position + sent, piece.length - sent
+        return FileSlice(piece.descriptor, position, length, piece.on_unreadable)
+    return memoryview(piece)[sent:]
+
+
+def _unreadable(piece: FileSlice, reason: str) -> LocalFileError:
+    path = str(Path(f"/proc/self/fd/{piece.descriptor}").resolve())
+    return LocalFileError(
+        f"{path} cannot be read at position {piece.position}: {reason}",
+        path=path,
+        hint="Look at the disk that it is on",
+    )
+
+
+class TlsWire(Wire):
+    """A connected TLS socket whose handshake is over."""
+
+    sock: ssl.SSLSocket
+    is_encrypted = True
+
+    def _receive(self, room: memoryview) -> int:
+        # A record is 16 KiB at most: many are collected for one turn.
+        received = 0
+        try:
+            while received < len(room):
+                size = self.sock.recv_into(room[received:])
+                if not size:
+                    return received
+                received += size
+        except ssl.SSLWantReadError:
+            return received or NOTHING_NOW
+        except OSError:
+            if not received:
+                raise
+            return received
+        return received
+
+    def resume_reading(self) -> None:
+        """Call *on_readable* from now on; to be called after each receive."""
+        super().resume_reading()
+        # Bytes that were decrypted and did not fit have left the socket: it is not readable for them.
+        if self._is_reading and self.sock.pending():
+            self._loop.call_soon(self._on_more)
+
+    def _on_more(self) -> None:
+        if self._is_reading:
+            self._on_readable()
+
+    def _send(self, data: memoryview | bytes) -> int:
+        try:
+            return self.sock.send(data)
+        except (ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            return 0
+
+    def _send_file(self, piece: FileSlice) -> int:
+        try:
+            data = os.pread(piece.descriptor, min(piece.length, _TLS_PIECE_BYTES), piece.position)
+        except OSError as error:
+            raise _unreadable(piece, str(error)) from error
+        if not data:
+            raise _unreadable(piece, "it ends there")
+        return self._send(data)
