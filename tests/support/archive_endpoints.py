@@ -1,0 +1,167 @@
+"""An archive endpoint over the services of a test's bucket, and short words for asking it."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from tests.fakes.archive import archived
+from tests.support.kafka_messages import fetch_request, fields_of, milliseconds, request_module
+from tests.support.raw_kafka import connected
+from tieringd.config import parse_config
+from tieringd.daemon.archive_endpoint import archive_endpoint_of
+from tieringd.formats.object_keys import TopicKey
+from tieringd.metrics import Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from tests.fakes.log_writer import LogWriter
+    from tests.support.raw_kafka import RawKafka
+    from tieringd.config import Config
+    from tieringd.daemon.archive_endpoint import ArchiveEndpoint
+    from tieringd.daemon.assembly import Archive
+    from tieringd.model.manifest import PartitionManifest
+
+LIST_OFFSETS, METADATA, OFFSET_FOR_LEADER_EPOCH = 2, 3, 23
+EARLIEST, LATEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED = -2, -1, -3, -4, -5
+
+
+def endpoint_config(state: Path, **gateway: Any) -> Config:
+    """Return a configuration without a broker; the bucket that it names is not opened."""
+    settings = {"port": 0, **gateway}
+    changes = {name: settings.pop(name) for name in list(settings) if name.startswith("cloud_storage")}
+    lines = [
+        f"state_directory: {state}",
+        "cloud_storage_enabled: true",
+        "cloud_storage_backend: file",
+        "cloud_storage_file_root: /nowhere/archive",
+        "storage_min_free_bytes: 0",
+        *(f"{name}: {value}" for name, value in changes.items()),
+        "gateway:",
+        *(f"  {name}: {value}" for name, value in settings.items()),
+    ]
+    return parse_config("\n".join(lines) + "\n", source="test", environ={}, needs_broker=False)
+
+
+@asynccontextmanager
+async def running_endpoint(
+    archive: Archive, state: Path, *, from_cluster: str | None = None, **gateway: Any
+) -> AsyncIterator[ArchiveEndpoint]:
+    """Run an endpoint; in the end its connections hold nothing."""
+    config = endpoint_config(state, **gateway)
+    before = open_files()
+    async with archive_endpoint_of(config, archive, Metrics(), from_cluster=from_cluster) as endpoint:
+        yield endpoint
+    assert endpoint.server.open_connections == 0
+    assert endpoint.server.buffered_bytes == 0
+    assert open_files() == before
+
+
+def open_files() -> int:
+    """Return how many descriptors this process has open."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a path of the kernel
+
+
+@asynccontextmanager
+async def asking(archive: Archive, state: Path, **gateway: Any) -> AsyncIterator[RawKafka]:
+    """Run an endpoint, and give a connection to it."""
+    async with (
+        running_endpoint(archive, state, **gateway) as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        yield client
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Return when *is_so* says so: what a server does with bytes that were sent is told to nobody."""
+    async with asyncio.timeout(20):
+        while not is_so():  # noqa: ASYNC110 there is no event to wait for
+            await asyncio.sleep(0.005)
+
+
+async def archive_topic(
+    writer: LogWriter, archive: Archive, *, partitions: int | None = None
+) -> PartitionManifest:
+    """Archive what is closed in *writer*'s log, with its topic's manifest."""
+    one = writer.identified
+    count = one.partition + 1 if partitions is None else partitions
+    await archive.manifests.ensure_topic(
+        TopicKey(one.cluster, one.topic, one.topic_id), partition_count=count
+    )
+    return await archived(writer, archive)
+
+
+def topic_uuid(writer: LogWriter) -> UUID:
+    """Return a topic's id as the protocol has it."""
+    return UUID(bytes=base64.urlsafe_b64decode(writer.identified.topic_id + "=="))
+
+
+async def fetched(client: RawKafka, topic: Any, offset: int, *, version: int = 12, **values: Any) -> Any:
+    """Fetch from partition 0 at *offset*, and return what is said of the partition."""
+    asked = {"fetch_offset": offset} | {
+        name: values.pop(name) for name in list(values) if name == "partition_max_bytes"
+    }
+    defaults = {"max_wait": milliseconds(0), "max_bytes": 1 << 20, "isolation_level": 0}
+    request = fetch_request(version, {topic: {0: asked}}, **(defaults | values))
+    answer = await client.ask(request)
+    return answer.responses[0].partitions[0]
+
+
+async def listed(
+    client: RawKafka, topic: str, *timestamps: int, version: int = 10, partition: int = 0
+) -> list[Any]:
+    """Ask for the offsets of *timestamps*, and return what is said of each."""
+    module = request_module(LIST_OFFSETS, version)
+    found = []
+    for timestamp in timestamps:
+        asked = module.ListOffsetsPartition(
+            **fields_of(
+                module.ListOffsetsPartition,
+                partition_index=partition,
+                current_leader_epoch=-1,
+                timestamp=timestamp,
+            )
+        )
+        request = module.ListOffsetsRequest(
+            **fields_of(
+                module.ListOffsetsRequest,
+                replica_id=-1,
+                isolation_level=0,
+                topics=(module.ListOffsetsTopic(name=topic, partitions=(asked,)),),
+                timeout=milliseconds(1000),
+            )
+        )
+        found.append((await client.ask(request)).topics[0].partitions[0])
+    return found
+
+
+async def metadata(client: RawKafka, *topics: Any, version: int = 12, everything: bool = False) -> Any:
+    """Ask for Metadata of names and ids, or of every topic."""
+    module = request_module(METADATA, version)
+    schema = module.MetadataRequestTopic
+    asked = tuple(
+        schema(
+            **fields_of(
+                schema,
+                name=None if isinstance(one, UUID) else one,
+                topic_id=one if isinstance(one, UUID) else None,
+            )
+        )
+        for one in topics
+    )
+    request = module.MetadataRequest(
+        **fields_of(
+            module.MetadataRequest,
+            topics=(() if version == 0 else None) if everything else asked,
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=True,
+        )
+    )
+    return await client.ask(request)

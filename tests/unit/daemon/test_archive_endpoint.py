@@ -1,0 +1,119 @@
+"""What an archive endpoint needs to start, where it listens, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.archive import archive_in
+from tests.fakes.log_writer import LogWriter
+from tests.support.archive_endpoints import (
+    archive_topic,
+    asking,
+    endpoint_config,
+    metadata,
+    running_endpoint,
+)
+from tieringd.config import parse_config
+from tieringd.daemon.archive_endpoint import archive_endpoint_of
+from tieringd.errors import ConfigError
+from tieringd.formats.object_keys import TopicKey
+from tieringd.metrics import Metrics
+from tieringd.storage.memory import MemoryStore
+
+
+@pytest.fixture
+def archive():
+    """Give the services of an empty bucket."""
+    return archive_in(MemoryStore())
+
+
+async def refused(archive, config, **options):
+    """Return the error with which an endpoint does not start."""
+    with pytest.raises(ConfigError) as error:
+        async with archive_endpoint_of(config, archive, Metrics(), **({"from_cluster": None} | options)):
+            pass
+    return str(error.value)
+
+
+async def register(archive, cluster, topic, number=1):
+    """Put a topic's manifest into the bucket, and no partition."""
+    key = TopicKey(cluster, topic, f"{number:022d}")
+    await archive.manifests.ensure_topic(key, partition_count=1)
+
+
+async def test_endpoint_listens_on_this_host_only(archive, tmp_path):
+    """Unless it is told an address: it asks nobody for a password."""
+    async with running_endpoint(archive, tmp_path) as endpoint:
+        assert endpoint.server._listener.getsockname()[0] == "127.0.0.1"
+    async with running_endpoint(archive, tmp_path, host="127.0.0.2") as endpoint:
+        assert endpoint.server._listener.getsockname()[0] == "127.0.0.2"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "'::'"])
+async def test_address_that_stands_for_all_needs_one_for_clients(archive, tmp_path, host):
+    """Clients go where the metadata sends them, and nobody can go to every address."""
+    message = await refused(archive, endpoint_config(tmp_path, host=host))
+    assert "gateway.advertised" in message
+
+
+async def test_clients_are_sent_to_the_advertised_address(archive, tmp_path):
+    """It is theirs to resolve, and need not be one of this host's."""
+    settings = {"host": "0.0.0.0", "advertised": "'archive.example.com:9095'"}
+    async with asking(archive, tmp_path, **settings) as client:
+        (node,) = (await metadata(client, everything=True)).brokers
+    assert (node.host, node.port) == ("archive.example.com", 9095)
+
+
+async def test_topics_of_one_name_and_two_clusters_are_for_the_operator(archive, tmp_path):
+    """The error names them, and the option that chooses; then only that cluster is served."""
+    for cluster, topic in (("east", "orders"), ("west", "orders"), ("west", "audit")):
+        await register(archive, cluster, topic)
+    message = await refused(archive, endpoint_config(tmp_path))
+    assert "orders of east and west" in message
+    assert "--from-cluster" in message
+    async with asking(archive, tmp_path, from_cluster="west") as client:
+        answer = await metadata(client, everything=True)
+    assert answer.cluster_id == "west"
+    assert [one.name for one in answer.topics] == ["audit", "orders"]
+
+
+async def test_clusters_without_a_common_name_are_served_together(archive, tmp_path):
+    """They are no cluster that there ever was, and do not pretend to be one of them."""
+    await register(archive, "east", "orders")
+    await register(archive, "west", "audit")
+    async with asking(archive, tmp_path) as client:
+        answer = await metadata(client, everything=True)
+    assert [one.name for one in answer.topics] == ["audit", "orders"]
+    assert answer.cluster_id not in {"east", "west"}
+
+
+async def test_cluster_that_is_not_in_the_bucket_is_an_error(archive, tmp_path):
+    """With those that are."""
+    await register(archive, "east", "orders")
+    message = await refused(archive, endpoint_config(tmp_path), from_cluster="weast")
+    assert "weast" in message
+    assert "It holds topics of: east" in message
+
+
+async def test_endpoint_without_an_archive_is_refused(archive, tmp_path):
+    """A bucket has to be switched on."""
+    config = parse_config(f"state_directory: {tmp_path}\n", source="t", environ={}, needs_broker=False)
+    assert "cloud_storage_enabled" in await refused(archive, config)
+
+
+async def test_configuration_of_a_daemon_will_do(archive, tmp_path):
+    """Its broker is not looked for: it may be what was lost."""
+    writer = LogWriter(tmp_path)
+    writer.closed_segment()
+    await archive_topic(writer, archive)
+    text = f"""\
+broker: {{kind: kafka, log_dirs: [/nowhere/logs], bootstrap: ['127.0.0.1:1']}}
+state_directory: {tmp_path}/state
+cloud_storage_enabled: true
+cloud_storage_backend: file
+cloud_storage_file_root: /nowhere/archive
+gateway: {{enabled: true, port: 0, host: 127.0.0.1}}
+"""
+    config = parse_config(text, source="t", environ={}, needs_broker=False)
+    async with archive_endpoint_of(config, archive, Metrics(), from_cluster=None) as endpoint:
+        assert [one.name for one in endpoint.topics.all()] == ["orders"]

@@ -1,0 +1,82 @@
+"""A topic that goes on from an older archive, served with no broker: one log, from the old one's begin."""
+
+from __future__ import annotations
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from tests.fakes.log_writer import LogWriter
+from tests.support.archive_endpoints import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    archive_topic,
+    asking,
+    fetched,
+    listed,
+)
+from tieringd.formats.history_link import HistoryLink
+from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.formats.record_batch import parse_header
+
+OLD_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+
+
+def key_of(writer):
+    one = writer.identified
+    return TopicKey(one.cluster, one.topic, one.topic_id)
+
+
+@pytest.fixture
+async def joined(tmp_path, archive):
+    """Give the writers of an old archive, of a topic whose id is another's now, and of the new one."""
+    old = LogWriter(tmp_path / "old", "before")
+    old.begin_epoch(37)
+    old.closed_segment(), old.closed_segment()
+    new = LogWriter(tmp_path / "new", first_offset=6)
+    new.closed_segment()
+    await archive_topic(old, archive)
+    await archive_topic(new, archive)
+    await archive.history.link(HistoryLink(key_of(new), key_of(old), ((0, 6),)))
+    return old, new
+
+
+async def test_both_archives_are_one_log(joined, archive, tmp_path):
+    """Fetch comes across, under leader epochs that the new cluster knows; before the history is nothing."""
+    offset, epochs = 0, []
+    async with asking(archive, tmp_path / "state") as client:
+        while offset < 9:
+            found = await fetched(client, "orders", offset, max_bytes=1)
+            assert (found.error_code, found.high_watermark) == (ErrorCode.none, 9)
+            header = parse_header(found.records)
+            assert header.base_offset == offset
+            epochs.append(header.leader_epoch)
+            offset = header.next_offset
+        assert (await fetched(client, "orders", 0)).log_start_offset == 0
+        outside = await fetched(client, "orders", -1)
+    assert epochs == [0, 0, 0]
+    assert (outside.error_code, outside.log_start_offset) == (ErrorCode.offset_out_of_range, 0)
+
+
+async def test_offsets_and_times_are_those_of_both(joined, archive, tmp_path):
+    """The earliest one and the first ones of a time are the old archive's."""
+    old, new = joined
+    (segment,) = (await archive.manifests.load(new.identified)).existing.segments
+    begun = (await archive.manifests.load(old.identified)).existing.segments[1]
+    async with asking(archive, tmp_path / "state") as client:
+        found = await listed(client, "orders", EARLIEST, LATEST, begun.base_timestamp_ms, MAX_TIMESTAMP)
+    assert [one.offset for one in found[:3]] == [0, 9, 3]
+    assert found[3].timestamp == segment.max_timestamp_ms
+
+
+async def test_old_segment_that_has_gone_is_looked_for_in_the_newest_manifest(
+    joined, archive, store, tmp_path
+):
+    """Without one there either, clients try again: nothing is skipped."""
+    old, _ = joined
+    first = (await archive.manifests.load(old.identified)).existing.segments[0]
+    del store._objects[data_key(old.identified, first)]
+    async with asking(archive, tmp_path / "state") as client:
+        found = await fetched(client, "orders", 0)
+    assert found.error_code != ErrorCode.none
+    assert not found.records

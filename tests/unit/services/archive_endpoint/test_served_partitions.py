@@ -1,0 +1,192 @@
+"""Manifests as an endpoint knows them: read once for all who ask, fresh enough, and there in an outage."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.archive import archived
+from tests.fakes.log_writer import LogWriter
+from tieringd.errors import StorageUnavailable
+from tieringd.services.archive_endpoint.partitions import ServedPartitions
+
+pytestmark = pytest.mark.looptime
+
+INTERVAL_SECONDS = 30.0
+
+
+def away():
+    return StorageUnavailable("away")
+
+
+@pytest.fixture
+async def partitions(archive):
+    """Give what is known of manifests; in the end nothing is under way."""
+    partitions = ServedPartitions(archive.manifests, interval_seconds=INTERVAL_SECONDS, at_once=3)
+    yield partitions
+    await partitions.close()
+
+
+@pytest.fixture
+async def one(writer, archive):
+    """Give a partition with one archived segment."""
+    writer.closed_segment()
+    await archived(writer, archive)
+    return writer.identified
+
+
+def operations(store):
+    return [operation for operation, _ in store.requests]
+
+
+async def test_many_who_ask_at_once_cause_one_read(partitions, one, store):
+    """And the next one, within the interval, none."""
+    store.latency_seconds = 1.0
+    store.requests.clear()
+    found = await asyncio.gather(*(partitions.manifest(one) for _ in range(10)))
+    assert {manifest.next_offset for manifest in found} == {3}
+    await partitions.manifest(one)
+    assert operations(store) == ["get"]
+    await asyncio.sleep(INTERVAL_SECONDS + 1)
+    await asyncio.gather(*(partitions.manifest(one) for _ in range(10)))
+    assert operations(store) == ["get", "head"]
+
+
+async def test_one_who_leaves_takes_nothing_from_the_others(partitions, one, store):
+    """The read goes on, and whoever asks next has it."""
+    store.latency_seconds = 1.0
+    store.requests.clear()
+    first, second = (asyncio.create_task(partitions.manifest(one)) for _ in range(2))
+    await asyncio.sleep(0.5)
+    first.cancel()
+    assert (await second).next_offset == 3
+    assert first.cancelled()
+    assert operations(store) == ["get"]
+
+
+async def test_slow_store_keeps_nobody_who_has_a_manifest(partitions, one, store):
+    """Those who ask first wait a little; the others, while the store is still at it, not at all."""
+    await partitions.manifest(one)
+    await asyncio.sleep(INTERVAL_SECONDS + 1)
+    store.latency_seconds = 100.0
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert (await partitions.manifest(one)).next_offset == 3
+    first = loop.time()
+    assert 0 < first - began < 10
+    assert (await partitions.manifest(one)).next_offset == 3
+    assert loop.time() == first
+
+
+async def test_outage_leaves_what_is_known(partitions, one, store):
+    """It is asked for again after the interval, not by everybody."""
+    await partitions.manifest(one)
+    store.requests.clear()
+    for round_number in range(3):
+        await asyncio.sleep(INTERVAL_SECONDS + 1)
+        store.fail_next("head", away)
+        for _ in range(5):
+            assert (await partitions.manifest(one)).next_offset == 3
+        assert operations(store) == ["head"] * (round_number + 1)
+
+
+async def test_first_read_that_fails_is_not_repeated_at_once(partitions, one, store):
+    """A moment later it is."""
+    store.fail_next("get", away)
+    store.requests.clear()
+    for _ in range(5):
+        with pytest.raises(StorageUnavailable):
+            await partitions.manifest(one)
+    assert operations(store) == ["get"]
+    await asyncio.sleep(2)
+    assert (await partitions.manifest(one)).next_offset == 3
+
+
+async def test_change_is_told_to_those_who_watch(partitions, one, writer, archive):
+    """Whoever found it; what did not change is not told."""
+    await partitions.manifest(one)
+    with partitions.watching([one]) as changed:
+        await partitions.newest(one)
+        assert not changed.is_set()
+        writer.closed_segment()
+        await archived(writer, archive)
+        await partitions.newest(one)
+        assert changed.is_set()
+    with partitions.watching([one]) as changed:
+        partitions.end_waits()
+        assert changed.is_set()
+        assert partitions.is_ending
+
+
+async def test_many_partitions_are_looked_at_together(partitions, archive, store, tmp_path):
+    """As many at once as there may be; what fails is left out."""
+    wanted = []
+    for number in range(6):
+        writer = LogWriter(tmp_path / "more", "many", number)
+        writer.closed_segment()
+        await archived(writer, archive)
+        wanted.append(writer.identified)
+    loop = asyncio.get_running_loop()
+    store.latency_seconds = 1.0
+    store.fail_next("get", away)
+    began = loop.time()
+    await partitions.look([*wanted, *wanted])
+    assert loop.time() - began == pytest.approx(2.0)
+    assert [partitions.known(one) is None for one in wanted] == [True, *[False] * 5]
+
+
+async def test_what_nobody_asks_for_is_forgotten(partitions, archive, one, tmp_path):
+    """Manifests of a long history are large; whoever watches keeps them."""
+    await partitions.manifest(one)
+    other = LogWriter(tmp_path / "more", "other")
+    other.closed_segment()
+    await archived(other, archive)
+    with partitions.watching([one]):
+        await asyncio.sleep(4000)
+        await partitions.manifest(other.identified)
+        assert partitions.known(one) is not None
+    await asyncio.sleep(4000)
+    await partitions.manifest(LogWriter(tmp_path / "third", "third").identified)
+    assert partitions.known(one) is None
+    assert partitions.known(other.identified) is None
+
+
+async def test_offset_past_the_end_is_looked_for_in_the_store(partitions, one, writer, archive, store):
+    """A manifest of half a minute ago does not say that there is no such offset; nobody asks each time."""
+    assert (await partitions.reaching(one, 5)).next_offset == 3
+    writer.closed_segment()
+    await archived(writer, archive)
+    store.requests.clear()
+    assert (await partitions.reaching(one, 5)).next_offset == 3
+    assert operations(store) == []
+    await asyncio.sleep(2)
+    assert (await partitions.reaching(one, 3)).next_offset == 3
+    assert operations(store) == []
+    assert (await partitions.reaching(one, 5)).next_offset == 6
+
+
+async def test_offset_past_the_end_is_unknown_while_the_store_is_away(partitions, one, store):
+    """It may be there: a client that is told so tries again."""
+    await partitions.manifest(one)
+    await asyncio.sleep(2)
+    store.fail_next("head", away)
+    store.requests.clear()
+    for _ in range(3):
+        with pytest.raises(StorageUnavailable):
+            await partitions.reaching(one, 5)
+        assert (await partitions.reaching(one, 3)).next_offset == 3
+    assert operations(store) == ["head"]
+
+
+async def test_size_is_told_and_no_manifest_kept_for_it(partitions, one, store):
+    """An admin tool asks for every partition of the bucket; one that is served is not read again."""
+    manifest = await partitions.newest(one)
+    store.requests.clear()
+    assert await partitions.size_bytes(one) == manifest.segments.total_bytes
+    assert operations(store) == []
+    other = replace(one, partition=1)
+    assert await partitions.size_bytes(other) == 0
+    assert operations(store) == ["get"]
+    assert partitions.known(other) is None

@@ -1,0 +1,40 @@
+"""`tieringd gateway --archive-only`: a bucket for Kafka clients, with no broker behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+import uvloop
+
+from tieringd.cli.logging import configure_logging
+from tieringd.cli.options import ConfigFile, loaded
+from tieringd.daemon.archive_endpoint import run_archive_endpoint
+from tieringd.errors import ConfigError
+
+
+def gateway(
+    config: ConfigFile,
+    archive_only: Annotated[
+        bool, typer.Option("--archive-only", help="Serve the bucket alone, with no broker behind it.")
+    ] = False,
+    from_cluster: Annotated[
+        str | None,
+        typer.Option("--from-cluster", help="Serve this cluster only, where the bucket has several."),
+    ] = None,
+) -> None:
+    """
+    Serve archived topics to ordinary Kafka clients, read-only; ends on SIGTERM.
+
+    It needs the bucket and an address to listen on, and asks nobody for a password.
+    """
+    if not archive_only:
+        raise ConfigError(
+            "the gateway beside a broker is a part of `tieringd run`",
+            hint="Set gateway.enabled: true for that, or give --archive-only to serve the bucket alone",
+        )
+    loaded_config = loaded(config, needs_broker=False)
+    configure_logging(loaded_config.log)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run_archive_endpoint(loaded_config, from_cluster=from_cluster))

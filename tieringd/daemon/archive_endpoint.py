@@ -1,0 +1,200 @@
+"""
+The archive endpoint: a bucket served to Kafka clients, with no broker behind it, from start to end.
+
+It reads and never writes. Nobody is asked who he is and no ACL of a broker is known here, so whoever
+reaches the port reads everything; unless told otherwise it listens on this host only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tieringd.daemon.admin import serving
+from tieringd.daemon.assembly import opened_archive, sole_owner
+from tieringd.daemon.gateway import ReadCache, client_tls
+from tieringd.errors import ConfigError
+from tieringd.metrics import Metrics
+from tieringd.services.archive_endpoint.api import Api
+from tieringd.services.archive_endpoint.cluster import ClusterAnswers
+from tieringd.services.archive_endpoint.connection import EndpointConnection
+from tieringd.services.archive_endpoint.description import DescriptionAnswers
+from tieringd.services.archive_endpoint.fetch import FetchAnswers
+from tieringd.services.archive_endpoint.offsets import OffsetAnswers
+from tieringd.services.archive_endpoint.partitions import ServedPartitions
+from tieringd.services.archive_endpoint.refusals import Refusals
+from tieringd.services.archive_endpoint.settings import EndpointSettings
+from tieringd.services.archive_endpoint.topics import ServedTopics
+from tieringd.services.gateway.server import GatewayServer
+from tieringd.services.gateway.settings import GatewaySettings
+from tieringd.services.partition_reader import PartitionReader
+from tieringd.services.topic_registry import TopicRegistry
+from tieringd.storage.opening import bucket_name
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.services.gateway.connection import Shared
+
+log = structlog.get_logger(__name__)
+
+_THIS_HOST: Final = "127.0.0.1"
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "::", "0", "*", ""})  # noqa: S104 they are looked for, not used
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveEndpoint:
+    """What serves clients."""
+
+    cache: ReadCache
+    server: GatewayServer
+    topics: ServedTopics
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until *stop* is set."""
+        async with asyncio.TaskGroup() as tasks:
+            helpers = [
+                tasks.create_task(self.cache.keeper.run()),
+                tasks.create_task(self.cache.hydrator.run()),
+                tasks.create_task(self.server.watch()),
+            ]
+            await stop.wait()
+            for helper in helpers:
+                helper.cancel()
+
+
+async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> None:
+    """
+    Serve until a signal asks to stop.
+
+    Raises:
+        ConfigError: The configuration cannot be used here, or does not say which topics are meant.
+        StorageError: The bucket does not exist, or the credentials are refused.
+        StorageUnavailable: The store does not answer at the start.
+    """
+    metrics = Metrics()
+    stop = asyncio.Event()
+    with _signals(stop), sole_owner(config):
+        async with (
+            opened_archive(config, metrics) as archive,
+            archive_endpoint_of(config, archive, metrics, from_cluster=from_cluster) as endpoint,
+            serving(config.admin, metrics, None),
+        ):
+            host, port = listening_host(config), endpoint.server.port
+            log.info("archive endpoint listens", host=host, port=port, cluster=endpoint.topics.cluster_id)
+            await endpoint.run(stop)
+            log.info("stopping")
+    log.info("stopped")
+
+
+@asynccontextmanager
+async def archive_endpoint_of(
+    config: Config, archive: Archive, metrics: Metrics, *, from_cluster: str | None
+) -> AsyncIterator[ArchiveEndpoint]:
+    """Build the endpoint and let it listen; close it at the end."""
+    if not config.cloud_storage_enabled:
+        raise ConfigError(
+            "there is no archive to serve while cloud_storage_enabled is false",
+            hint="Set cloud_storage_enabled: true, and where the bucket is",
+        )
+    settings = _listener_settings(config)
+    host, port = _advertised(config)
+    interval_seconds = config.cloud_storage_readreplica_manifest_sync_timeout_ms / 1000
+    topics = ServedTopics(
+        TopicRegistry(archive.store, archive.manifests),
+        from_cluster=from_cluster,
+        interval_seconds=interval_seconds,
+    )
+    await topics.start()
+    if not topics.all():
+        log.warning("the bucket holds no topic yet", bucket=bucket_name(config))
+    partitions = ServedPartitions(archive.manifests, interval_seconds=interval_seconds)
+    cache = ReadCache(config, archive, metrics)
+
+    def connect(
+        sock: socket.socket, shared: Shared, on_closed: Callable[[EndpointConnection], None]
+    ) -> EndpointConnection:
+        return EndpointConnection(sock, shared, on_closed, api=api)
+
+    server = GatewayServer(settings, connect=connect)
+    metrics.watch_gateway(server)
+    try:
+        await server.start()
+        # Only now it is known which port the system has picked. No client is met before the next await.
+        own = EndpointSettings(
+            host, port or server.port, bucket_name(config), sync_interval_seconds=interval_seconds
+        )
+        api = Api(
+            cluster=ClusterAnswers(topics, partitions, own),
+            offsets=OffsetAnswers(topics, partitions, archive.records, own, history=archive.history),
+            fetch=FetchAnswers(
+                topics,
+                partitions,
+                PartitionReader(cache.hydrator),
+                own,
+                budget=server.budget,
+                history=archive.history,
+            ),
+            description=DescriptionAnswers(topics, partitions, own),
+            refusals=Refusals(own),
+        )
+        yield ArchiveEndpoint(cache, server, topics)
+    finally:
+        partitions.end_waits()
+        await server.close()
+        await topics.close()
+        await partitions.close()
+        await cache.hydrator.close()
+
+
+def listening_host(config: Config) -> str:
+    """Return the address to listen on: this host only, unless the file says another."""
+    return config.gateway.host if "host" in config.gateway.model_fields_set else _THIS_HOST
+
+
+def _advertised(config: Config) -> tuple[str, int]:
+    """Return where clients are sent; port 0 is the one that is listened on."""
+    advertised, host = config.gateway.advertised, listening_host(config)
+    if advertised is None:
+        if host in _EVERYWHERE:
+            raise ConfigError(
+                f"gateway.host {host} stands for every address, so clients cannot be told where to go",
+                hint="Set gateway.advertised to the host:port by which clients reach this host",
+            )
+        return host, config.gateway.port
+    name, _, port = advertised.rpartition(":")
+    return name.strip("[]"), int(port)
+
+
+def _listener_settings(config: Config) -> GatewaySettings:
+    gateway = config.gateway
+    return GatewaySettings(
+        host=listening_host(config),
+        port=gateway.port,
+        client_tls=client_tls(config),
+        max_connections=gateway.max_connections,
+        max_request_bytes=gateway.max_request_bytes,
+        buffered_bytes=gateway.buffer_bytes,
+    )
+
+
+@contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    """Let SIGTERM and SIGINT set *stop* for the time of the context; there is nothing to read again."""
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,90 @@
+"""
+The requests that an archive endpoint answers, and which part answers them.
+
+What is offered is what a reader needs, and a few requests of others that are refused with an error. Any
+other request closes the connection, as a broker does with what it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from tieringd.errors import ProtocolViolation
+from tieringd.formats.kafka_wire import api_versions
+from tieringd.formats.kafka_wire.messages import decode_request, encode_response
+from tieringd.services.archive_endpoint.keys import ADVERTISED, ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from tieringd.formats.kafka_wire.pieces import Piece
+    from tieringd.formats.kafka_wire.request_header import RequestHead
+    from tieringd.services.archive_endpoint.cluster import ClusterAnswers
+    from tieringd.services.archive_endpoint.description import DescriptionAnswers
+    from tieringd.services.archive_endpoint.fetch import FetchAnswers
+    from tieringd.services.archive_endpoint.offsets import OffsetAnswers
+    from tieringd.services.archive_endpoint.refusals import Refusals
+
+
+def _nothing() -> None:
+    """Release nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole response, and what to call once when it was sent or given up."""
+
+    pieces: tuple[Piece, ...]
+    release: Callable[[], None] = _nothing
+
+
+class Api:
+    """Every answer of an endpoint."""
+
+    def __init__(
+        self,
+        *,
+        cluster: ClusterAnswers,
+        offsets: OffsetAnswers,
+        fetch: FetchAnswers,
+        description: DescriptionAnswers,
+        refusals: Refusals,
+    ) -> None:
+        self._fetch = fetch
+        self._handlers: Final[dict[int, Callable[[int, Any], Coroutine[Any, Any, Any]]]] = {
+            ApiKey.METADATA: cluster.metadata,
+            ApiKey.API_VERSIONS: cluster.api_versions,
+            ApiKey.DESCRIBE_CLUSTER: cluster.describe_cluster,
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS: cluster.describe_topic_partitions,
+            ApiKey.LIST_OFFSETS: offsets.list_offsets,
+            ApiKey.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch,
+            ApiKey.DESCRIBE_CONFIGS: description.configs,
+            ApiKey.DESCRIBE_LOG_DIRS: description.log_dirs,
+            ApiKey.PRODUCE: refusals.produce,
+            ApiKey.INIT_PRODUCER_ID: refusals.init_producer_id,
+            ApiKey.FIND_COORDINATOR: refusals.find_coordinator,
+            ApiKey.JOIN_GROUP: refusals.join_group,
+            ApiKey.OFFSET_COMMIT: refusals.offset_commit,
+            ApiKey.OFFSET_FETCH: refusals.offset_fetch,
+        }
+
+    async def answer(self, head: RequestHead, frame: memoryview) -> Answer:
+        """
+        Answer one whole request.
+
+        Raises:
+            ProtocolViolation: It cannot be read, or has no answer here.
+        """
+        if head.version not in ADVERTISED.get(head.api_key, ()):
+            if head.api_key == ApiKey.API_VERSIONS:
+                return Answer((api_versions.unsupported(head.correlation_id),))
+            raise ProtocolViolation(
+                f"a client asks version {head.version} of API {head.api_key}, which an archive without a "
+                "broker does not have"
+            )
+        if head.api_key == ApiKey.FETCH:
+            response, release = await self._fetch.fetch(head, frame)
+            return Answer(response.pieces, release)
+        message = await self._handlers[head.api_key](head.version, decode_request(frame, head))
+        return Answer((encode_response(head.correlation_id, message),))

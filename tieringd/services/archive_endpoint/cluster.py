@@ -1,0 +1,243 @@
+"""
+What clients learn of the cluster: one node, which is this endpoint, and the topics of the bucket.
+
+Leader epochs are those of the manifests. A request that names topics has their manifests read; one for
+all topics gets the epochs that are known, since it may be about tens of thousands of partitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.errors import ErrorCode
+from kio.static.primitive import i32Timedelta
+
+from tieringd.formats.kafka_wire.messages import made, response_module
+from tieringd.services.archive_endpoint.keys import ADVERTISED, ApiKey
+from tieringd.services.archive_endpoint.settings import NODE_ID
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    from tieringd.services.archive_endpoint.partitions import ServedPartitions
+    from tieringd.services.archive_endpoint.settings import EndpointSettings
+    from tieringd.services.archive_endpoint.topics import ServedTopic, ServedTopics
+
+NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
+_UNKNOWN_EPOCH: Final = -1
+_READER_OPERATIONS: Final = 1 << 3 | 1 << 8 | 1 << 10
+"""READ, DESCRIBE and DESCRIBE_CONFIGS, as Kafka numbers its ACL operations."""
+_CLUSTER_OPERATIONS: Final = 1 << 8 | 1 << 10
+_NOT_ASKED: Final = -(2**31)
+_BROKERS: Final = 1
+"""The type of endpoint that this is; the other is a controller."""
+_PATIENCE_SECONDS: Final = 3.0
+_MOST_PARTITIONS: Final = 2000
+"""In one answer to DescribeTopicPartitions, as in Kafka."""
+
+
+class ClusterAnswers:
+    """ApiVersions, Metadata, DescribeCluster and DescribeTopicPartitions."""
+
+    def __init__(
+        self, topics: ServedTopics, partitions: ServedPartitions, settings: EndpointSettings
+    ) -> None:
+        self._topics = topics
+        self._partitions = partitions
+        self._settings = settings
+
+    async def api_versions(self, version: int, _request: Any) -> Any:
+        """Return what is offered."""
+        module: Any = response_module(ApiKey.API_VERSIONS, version)
+        return made(
+            module.ApiVersionsResponse,
+            error_code=ErrorCode.none,
+            throttle_time=NO_DELAY,
+            api_keys=tuple(
+                module.ApiVersion(api_key=key, min_version=versions.start, max_version=versions.stop - 1)
+                for key, versions in sorted(ADVERTISED.items())
+            ),
+        )
+
+    async def metadata(self, version: int, request: Any) -> Any:
+        """Return this node, and the topics that are asked for."""
+        await self._topics.look()
+        module: Any = response_module(ApiKey.METADATA, version)
+        operations = _NOT_ASKED
+        if getattr(request, "include_topic_authorized_operations", False):
+            operations = _READER_OPERATIONS
+        # Version 0 asks for all topics with an empty list, every later one with none.
+        if request.topics is None or (version == 0 and not request.topics):
+            found = [self._described(module, one, operations) for one in self._topics.all()]
+        else:
+            asked = [(getattr(one, "topic_id", None), one.name) for one in request.topics]
+            served = [self._asked_for(*one) for one in asked]
+            await self._read([one for one in served if one is not None])
+            found = [
+                _unknown(module, *asked_for) if one is None else self._described(module, one, operations)
+                for asked_for, one in zip(asked, served, strict=True)
+            ]
+        cluster_operations = getattr(request, "include_cluster_authorized_operations", False)
+        return made(
+            module.MetadataResponse,
+            throttle_time=NO_DELAY,
+            brokers=(made(module.MetadataResponseBroker, node_id=NODE_ID, **self._address(), rack=None),),
+            cluster_id=self._topics.cluster_id,
+            controller_id=NODE_ID,
+            topics=tuple(found),
+            cluster_authorized_operations=_CLUSTER_OPERATIONS if cluster_operations else _NOT_ASKED,
+            error_code=ErrorCode.none,
+        )
+
+    async def describe_cluster(self, version: int, request: Any) -> Any:
+        """Return this node."""
+        module: Any = response_module(ApiKey.DESCRIBE_CLUSTER, version)
+        is_meant = getattr(request, "endpoint_type", _BROKERS) == _BROKERS
+        broker = made(
+            module.DescribeClusterBroker, broker_id=NODE_ID, **self._address(), rack=None, is_fenced=False
+        )
+        asked = request.include_cluster_authorized_operations
+        return made(
+            module.DescribeClusterResponse,
+            throttle_time=NO_DELAY,
+            error_code=ErrorCode.none if is_meant else ErrorCode.mismatched_endpoint_type,
+            error_message=None if is_meant else "There is no controller: this serves an archive",
+            endpoint_type=_BROKERS,
+            cluster_id=self._topics.cluster_id,
+            controller_id=NODE_ID,
+            brokers=(broker,) if is_meant else (),
+            cluster_authorized_operations=_CLUSTER_OPERATIONS if asked else _NOT_ASKED,
+        )
+
+    async def describe_topic_partitions(self, version: int, request: Any) -> Any:
+        """Return partitions from the cursor on, as many as are wanted at once."""
+        await self._topics.look()
+        module: Any = response_module(ApiKey.DESCRIBE_TOPIC_PARTITIONS, version)
+        names = sorted({one.name for one in request.topics} or {one.name for one in self._topics.all()})
+        begin = ("", 0)
+        if request.cursor is not None:
+            begin = (request.cursor.topic_name, request.cursor.partition_index)
+        left = min(max(request.response_partition_limit, 1), _MOST_PARTITIONS)
+        found, following = [], None
+        for name in (name for name in names if name >= begin[0]):
+            topic = self._topics.by_name(name)
+            first = begin[1] if name == begin[0] else 0
+            if left <= 0:
+                following = module.Cursor(topic_name=name, partition_index=first)
+                break
+            if topic is None:
+                found.append(_unknown_partitions(module, name))
+                continue
+            numbers = range(first, min(topic.partition_count, first + left))
+            left -= len(numbers)
+            await self._read([topic], numbers)
+            found.append(self._partitions_of(module, topic, numbers))
+            if numbers.stop < topic.partition_count:
+                following = module.Cursor(topic_name=name, partition_index=numbers.stop)
+                break
+        return module.DescribeTopicPartitionsResponse(
+            throttle_time=NO_DELAY, topics=tuple(found), next_cursor=following
+        )
+
+    def _address(self) -> dict[str, Any]:
+        return {"host": self._settings.advertised_host, "port": self._settings.advertised_port}
+
+    def _asked_for(self, topic_id: UUID | None, name: str | None) -> ServedTopic | None:
+        if name is not None:
+            return self._topics.by_name(name)
+        return None if topic_id is None else self._topics.by_id(topic_id)
+
+    async def _read(self, topics: Iterable[ServedTopic], numbers: range | None = None) -> None:
+        """Have manifests read that nobody has asked for yet, for a while; the rest has no leader epoch."""
+        unknown = [
+            partition
+            for topic in topics
+            for number in numbers or range(topic.partition_count)
+            if (partition := topic.partition(number)) and self._partitions.known(partition) is None
+        ]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await self._partitions.look(unknown)
+
+    def _epoch(self, topic: ServedTopic, number: int) -> int:
+        partition = topic.partition(number)
+        manifest = None if partition is None else self._partitions.known(partition)
+        return _UNKNOWN_EPOCH if manifest is None else manifest.leader_epoch
+
+    def _described(self, module: Any, topic: ServedTopic, operations: int) -> Any:
+        partitions = tuple(
+            made(
+                module.MetadataResponsePartition,
+                error_code=ErrorCode.none,
+                partition_index=number,
+                leader_epoch=self._epoch(topic, number),
+                **_replicas(),
+            )
+            for number in range(topic.partition_count)
+        )
+        return made(
+            module.MetadataResponseTopic,
+            error_code=ErrorCode.none,
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=False,
+            partitions=partitions,
+            topic_authorized_operations=operations,
+        )
+
+    def _partitions_of(self, module: Any, topic: ServedTopic, numbers: range) -> Any:
+        return module.DescribeTopicPartitionsResponseTopic(
+            error_code=ErrorCode.none,
+            name=topic.name,
+            topic_id=topic.topic_id,
+            is_internal=False,
+            topic_authorized_operations=_READER_OPERATIONS,
+            partitions=tuple(
+                module.DescribeTopicPartitionsResponsePartition(
+                    error_code=ErrorCode.none,
+                    partition_index=number,
+                    leader_epoch=self._epoch(topic, number),
+                    eligible_leader_replicas=(),
+                    last_known_elr=(),
+                    **_replicas(),
+                )
+                for number in numbers
+            ),
+        )
+
+
+def _replicas() -> dict[str, Any]:
+    return {
+        "leader_id": NODE_ID,
+        "replica_nodes": (NODE_ID,),
+        "isr_nodes": (NODE_ID,),
+        "offline_replicas": (),
+    }
+
+
+def _unknown(module: Any, topic_id: UUID | None, name: str | None) -> Any:
+    by_id = name is None
+    return made(
+        module.MetadataResponseTopic,
+        error_code=ErrorCode.unknown_topic_id if by_id else ErrorCode.unknown_topic_or_partition,
+        name=name,
+        topic_id=topic_id if by_id else None,
+        is_internal=False,
+        partitions=(),
+        topic_authorized_operations=_NOT_ASKED,
+    )
+
+
+def _unknown_partitions(module: Any, name: str) -> Any:
+    return module.DescribeTopicPartitionsResponseTopic(
+        error_code=ErrorCode.unknown_topic_or_partition,
+        name=name,
+        topic_id=None,
+        is_internal=False,
+        topic_authorized_operations=_NOT_ASKED,
+        partitions=(),
+    )

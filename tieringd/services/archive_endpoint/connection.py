@@ -1,0 +1,153 @@
+"""
+One client of an archive endpoint: one request at a time, each answered before the next is read.
+
+So a client that sends more than it takes is not read from, and answers keep their order. What the
+requests mean is the business of `api.Api`. Records go from the cache's files to the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import ProtocolViolation
+from tieringd.services.archive_endpoint.requests import RequestBuffer
+from tieringd.services.gateway.wire import NOTHING_NOW, TlsWire, Wire
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from tieringd.errors import LocalFileError
+    from tieringd.formats.kafka_wire.request_header import RequestHead
+    from tieringd.services.archive_endpoint.api import Api
+    from tieringd.services.gateway.connection import Shared
+
+log = structlog.get_logger(__name__)
+
+
+class EndpointConnection:
+    """A client's connection, from its first request to its end; *on_closed* is called once."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        shared: Shared,
+        on_closed: Callable[[EndpointConnection], None],
+        *,
+        api: Api,
+    ) -> None:
+        self._shared = shared
+        self._on_closed = on_closed
+        self._api = api
+        self._loop = asyncio.get_running_loop()
+        self._requests = RequestBuffer(shared.budget, max_request_bytes=shared.settings.max_request_bytes)
+        self._task: asyncio.Task[None] | None = None
+        self._is_finishing = False
+        self._is_closed = False
+        self._received_bytes = 0
+        kind = TlsWire if isinstance(sock, ssl.SSLSocket) else Wire
+        self._wire = kind(
+            sock,
+            self._loop,
+            shared.budget,
+            on_readable=self._on_readable,
+            on_drained=self._go_on,
+            on_lost=self.abort,
+            on_unreadable=self._on_unreadable,
+        )
+
+    @property
+    def moved_bytes(self) -> int:
+        """Return a number that grows whenever anything moves."""
+        return self._received_bytes + self._wire.later_bytes
+
+    def start(self) -> None:
+        """Read requests from now on."""
+        self._wire.resume_reading()
+
+    def finish(self) -> None:
+        """Take no further request, and close when the one that is dealt with has its answer."""
+        self._is_finishing = True
+        self._go_on()
+
+    def abort(self) -> None:
+        """Close at once; closing twice is allowed."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._task is not None:
+            self._task.cancel()
+        self._wire.close()
+        self._requests.close()
+        self._on_closed(self)
+
+    def _on_readable(self) -> None:
+        size = self._wire.receive(self._shared.scratch)
+        if size == NOTHING_NOW:
+            return
+        if not size:
+            self.abort()
+            return
+        self._received_bytes += size
+        self._shared.counters.from_client_bytes += size
+        try:
+            self._requests.add(self._shared.scratch[:size])
+        except ProtocolViolation as error:
+            self._break(str(error))
+            return
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Begin with the next request when the last answer is gone, or read until there is one."""
+        if self._is_closed or self._task is not None:
+            return
+        if not self._wire.is_drained:
+            self._wire.pause_reading()
+            return
+        if self._is_finishing:
+            self.abort()
+            return
+        try:
+            request = self._requests.next()
+        except ProtocolViolation as error:
+            self._break(str(error))
+            return
+        if request is None:
+            self._wire.resume_reading()
+            return
+        self._wire.pause_reading()
+        self._task = self._loop.create_task(self._answer(*request))
+        self._task.add_done_callback(self._on_done)
+
+    async def _answer(self, head: RequestHead, frame: bytes) -> None:
+        answer = await self._api.answer(head, memoryview(frame))
+        self._shared.counters.archived_answers += 1
+        self._wire.send_pieces(answer.pieces, answer.release)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, ProtocolViolation):
+            self._break(str(error))
+            return
+        if error is not None:
+            self.abort()
+            # A fault of ours: the loop's exception handler reports it.
+            task.result()
+        self._go_on()
+
+    def _on_unreadable(self, error: LocalFileError) -> None:
+        log.warning("a client's answer is cut off: a cached file cannot be read", path=error.path)
+        self._break(str(error))
+
+    def _break(self, reason: str) -> None:
+        if not self._is_closed:
+            self._shared.counters.broken_connections += 1
+            log.info("a client's connection is closed", reason=reason)
+            self.abort()

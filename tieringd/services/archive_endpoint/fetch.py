@@ -1,0 +1,275 @@
+"""
+Fetch from the archive alone: batches as they were stored, and a wait where the archive ends.
+
+No sessions: every request names its partitions. What one partition's archive cannot say now is an
+error of that partition, on which clients try again. Records lie in the cache's files and are not
+copied; those that the cache did not take count against the budget of all connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import structlog
+from kio.schema.errors import ErrorCode
+
+from tieringd.errors import TieringError
+from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed
+from tieringd.formats.kafka_wire.fetch_request import asked_of, session_of
+from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.services.archive_endpoint.reads import PartitionReads
+from tieringd.services.gateway.archive_answers import TRY_AGAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tieringd.formats.kafka_wire.fetch_answer import RebuiltResponse
+    from tieringd.formats.kafka_wire.fetch_request import AskedFetch, AskedPartition
+    from tieringd.formats.kafka_wire.request_header import RequestHead
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.services.archive_endpoint.partitions import ServedPartitions
+    from tieringd.services.archive_endpoint.reads import PartitionRead
+    from tieringd.services.archive_endpoint.settings import EndpointSettings
+    from tieringd.services.archive_endpoint.topics import ServedTopics
+    from tieringd.services.gateway.archive_answers import PartitionKey
+    from tieringd.services.gateway.budget import ByteBudget
+    from tieringd.services.history import History
+    from tieringd.services.partition_reader import ArchivedBatches, PartitionReader
+
+log = structlog.get_logger(__name__)
+
+_SLOW_SECONDS: Final = 1.0
+"""When reading took this long, what there is goes to the client first, and the rest next time."""
+_AT_ONCE: Final = 16
+"""So many partitions are read side by side: each may hold a chunk."""
+
+
+def _nothing() -> None:
+    """Release nothing."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """What was read so far for one request."""
+
+    left_bytes: int
+    answers: dict[PartitionKey, Replacement] = field(default_factory=dict)
+    held: list[ArchivedBatches] = field(default_factory=list)
+    size_bytes: int = 0
+    in_memory_bytes: int = 0
+    has_error: bool = False
+
+    def release(self) -> None:
+        """Give everything back."""
+        for one in self.held:
+            one.close()
+        self.held.clear()
+
+
+class FetchAnswers:
+    """Answers to Fetch. Keeps nothing between two requests."""
+
+    def __init__(
+        self,
+        topics: ServedTopics,
+        partitions: ServedPartitions,
+        reader: PartitionReader,
+        settings: EndpointSettings,
+        *,
+        budget: ByteBudget,
+        history: History,
+    ) -> None:
+        self._topics = topics
+        self._partitions = partitions
+        self._reads = PartitionReads(partitions, reader, history)
+        self._settings = settings
+        self._budget = budget
+
+    async def fetch(self, head: RequestHead, frame: memoryview) -> tuple[RebuiltResponse, Callable[[], None]]:
+        """
+        Return the whole response, and what to call when it was sent or given up.
+
+        Raises:
+            ProtocolViolation: It is no Fetch request of its version.
+        """
+        if session_of(frame, head):
+            # The session of a broker that had this address before.
+            code = ErrorCode.fetch_session_id_not_found.value
+            return composed(head.correlation_id, head.version, {}, error_code=code), _nothing
+        asked = asked_of(frame, head)
+        reading = await self._read_or_wait(asked)
+        topics: dict[str | UUID, dict[int, Replacement]] = {}
+        for (topic, number), answer in reading.answers.items():
+            topics.setdefault(topic, {})[number] = answer
+        return composed(head.correlation_id, head.version, topics), reading.release
+
+    async def _read_or_wait(self, asked: AskedFetch) -> _Reading:
+        """Return what there is when it is enough, or when the client has waited long enough."""
+        loop = asyncio.get_running_loop()
+        wait_seconds = min(max(asked.max_wait_ms, 0) / 1000, self._settings.longest_wait_seconds)
+        deadline = loop.time() + wait_seconds
+        served = [found for topic, number in asked.partitions if (found := self._partition(topic, number))]
+        with self._partitions.watching(served) as changed:
+            while True:
+                # Before the look, so that no change is missed.
+                changed.clear()
+                reading = await self._read(asked, served)
+                left_seconds = 0 if self._partitions.is_ending else deadline - loop.time()
+                if reading.has_error or reading.size_bytes >= asked.min_bytes or left_seconds <= 0:
+                    return reading
+                reading.release()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(left_seconds, self._settings.sync_interval_seconds)):
+                        await changed.wait()
+
+    def _partition(self, topic: str | UUID, number: int) -> TopicIdPartition | None:
+        found = self._topics.find(topic)
+        return None if found is None else found.partition(number)
+
+    async def _read(self, asked: AskedFetch, partitions: Sequence[TopicIdPartition]) -> _Reading:
+        loop = asyncio.get_running_loop()
+        begun_at = loop.time()
+        deadline = begun_at + self._settings.answer_timeout_seconds
+        reading = _Reading(asked.max_bytes)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._partitions.look(partitions)
+        due_at = begun_at + _SLOW_SECONDS
+        try:
+            items = list(asked.partitions.items())
+            for begin in range(0, len(items), _AT_ONCE):
+                known: list[tuple[PartitionKey, AskedPartition, TopicIdPartition]] = []
+                for key, wanted in items[begin : begin + _AT_ONCE]:
+                    served = self._partition(*key)
+                    if served is None:
+                        reading.answers[key] = _failed(reading, self._unknown(key))
+                    else:
+                        known.append((key, wanted, served))
+                is_late = bool(reading.size_bytes) and loop.time() > due_at
+                is_over = is_late or (reading.left_bytes <= 0 and bool(reading.size_bytes))
+                reads = await self._reads.read(
+                    [(served, wanted.fetch_offset) for _, wanted, served in known],
+                    with_records=not is_over,
+                    due_at=due_at,
+                    # What there is does not wait for the others for longer.
+                    deadline=min(deadline, due_at) if reading.size_bytes else deadline,
+                )
+                try:
+                    has_records = bool(reading.size_bytes) or any(read.held for read in reads)
+                    for (key, wanted, _), read in zip(known, reads, strict=True):
+                        reading.answers[key] = self._answer(
+                            reading,
+                            read,
+                            wanted,
+                            has_records=has_records,
+                            read_committed=asked.read_committed,
+                        )
+                finally:
+                    for read in reads:
+                        read.close()
+        except BaseException:
+            reading.release()
+            raise
+        # In the order of the request, as a broker has it.
+        reading.answers = {key: reading.answers[key] for key in asked.partitions}
+        return reading
+
+    def _unknown(self, key: PartitionKey) -> ErrorCode:
+        if isinstance(key[0], UUID) and self._topics.find(key[0]) is None:
+            return ErrorCode.unknown_topic_id
+        return ErrorCode.unknown_topic_or_partition
+
+    def _answer(
+        self,
+        reading: _Reading,
+        read: PartitionRead,
+        wanted: AskedPartition,
+        *,
+        has_records: bool,
+        read_committed: bool,
+    ) -> Replacement:
+        bounds = read.bounds or self._partitions.known(read.partition)
+        is_late = bounds is None or (
+            read.held is None and not has_records and read.offset != bounds.next_offset
+        )
+        if read.is_outside:
+            return _failed(reading, ErrorCode.offset_out_of_range, bounds)
+        if bounds is None or is_late or read.error is not None:
+            return _not_now(reading, read, read.error)
+        if read.held is None or (reading.left_bytes <= 0 and reading.size_bytes):
+            return _found(bounds, None, read_committed=read_committed)
+        batches: ArchivedBatches | None
+        try:
+            batches = read.take(
+                size_bytes_max=min(reading.left_bytes, wanted.max_bytes),
+                needs_a_batch=not reading.size_bytes,
+            )
+        except TieringError as error:
+            return _not_now(reading, read, error)
+        if self._has_room(reading, batches):
+            reading.held.append(batches)
+            reading.size_bytes += batches.size_bytes
+            reading.left_bytes -= batches.size_bytes
+        else:
+            batches.close()
+            batches = None
+        return _found(bounds, batches, read_committed=read_committed)
+
+    def _has_room(self, reading: _Reading, batches: ArchivedBatches) -> bool:
+        """Say whether records that are in memory may stay there; those in files take none."""
+        if batches.data is None:
+            return True
+        held_bytes = self._budget.used + reading.in_memory_bytes
+        # Where nothing else is held the limit does not count, or a large batch would never go.
+        if held_bytes and held_bytes + batches.size_bytes > self._budget.limit:
+            return False
+        reading.in_memory_bytes += batches.size_bytes
+        return True
+
+
+def _not_now(reading: _Reading, read: PartitionRead, error: TieringError | None) -> Replacement:
+    log.warning(
+        "archived records cannot be read now",
+        partition=str(read.partition),
+        offset=read.offset,
+        error="they did not come in time" if error is None else str(error),
+    )
+    return _failed(reading, TRY_AGAIN)
+
+
+def _failed(reading: _Reading, error: ErrorCode, manifest: PartitionManifest | None = None) -> Replacement:
+    reading.has_error = True
+    if manifest is None:
+        return Replacement(-1, -1, -1, error_code=error.value)
+    return Replacement(
+        manifest.next_offset, manifest.next_offset, manifest.start_offset, error_code=error.value
+    )
+
+
+def _found(
+    manifest: PartitionManifest, batches: ArchivedBatches | None, *, read_committed: bool
+) -> Replacement:
+    aborted = None
+    if read_committed:
+        aborted = tuple((one.producer_id, one.first_offset) for one in (batches.aborted if batches else ()))
+    return Replacement(
+        high_watermark=manifest.next_offset,
+        last_stable_offset=manifest.next_offset,
+        log_start_offset=manifest.start_offset,
+        records=_pieces(batches),
+        aborted=aborted,
+    )
+
+
+def _pieces(batches: ArchivedBatches | None) -> tuple[FileSlice | memoryview, ...]:
+    if batches is None or not batches.size_bytes:
+        return ()
+    if batches.file is not None:
+        file = batches.file
+        return (FileSlice(file.fd, file.position, file.size_bytes, batches.mark_corrupt),)
+    return () if batches.data is None else (batches.data,)

@@ -1,0 +1,249 @@
+"""
+The manifests that an archive endpoint reads from: each no older than the sync interval.
+
+A manifest is looked at again when somebody asks for it and the last look is too old, so what
+nobody reads costs nothing. One that did not change is not read, only its version. While the store
+is away the last one known is served: what it names is still there, or gone, which shows on reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tieringd.errors import StorageUnavailable, TieringError
+from tieringd.model.manifest import PartitionManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.services.manifest_store import ManifestStore, StoredManifest
+
+log = structlog.get_logger(__name__)
+
+_PATIENCE_SECONDS: Final = 3.0
+"""So long a reader waits for a newer manifest where there is an older one."""
+_RETRY_SECONDS: Final = 1.0
+"""So long nobody tries again what has just failed: many may be asking."""
+_FORGOTTEN_AFTER_SECONDS: Final = 3600.0
+
+
+@dataclass(eq=False, slots=True)
+class _Known:
+    """One partition."""
+
+    stored: StoredManifest | None = None
+    checked_at: float = 0.0
+    asked_at: float = 0.0
+    error: TieringError | None = None
+    """Why the last look failed, if it did."""
+    flight: asyncio.Task[StoredManifest] | None = None
+    is_late: bool = False
+    """Somebody lost patience with the flight."""
+    waiting: set[asyncio.Event] = field(default_factory=set)
+
+
+class ServedPartitions:
+    """Manifests by partition. Belongs to one event loop."""
+
+    def __init__(self, manifests: ManifestStore, *, interval_seconds: float, at_once: int = 16) -> None:
+        self._manifests = manifests
+        self._at_once = at_once
+        self._interval_seconds = interval_seconds
+        self._known: dict[TopicIdPartition, _Known] = {}
+        self._reading = asyncio.Semaphore(at_once)
+        self.is_ending = False
+        """Whether nobody should wait for a change any more."""
+
+    def known(self, partition: TopicIdPartition) -> PartitionManifest | None:
+        """Return a manifest as last seen, without waiting; None before anybody asked for it."""
+        known = self._known.get(partition)
+        return None if known is None or known.stored is None else _manifest_of(partition, known.stored)
+
+    async def manifest(self, partition: TopicIdPartition) -> PartitionManifest:
+        """
+        Return a partition's manifest; an empty one where nothing is archived of it.
+
+        Raises:
+            StorageUnavailable: It was never seen, and the store does not answer.
+            CorruptDataError: It was never seen, and what is stored is no manifest.
+        """
+        now = asyncio.get_running_loop().time()
+        known = self._entry(partition, now)
+        if known.stored is None:
+            if known.error is not None and now - known.checked_at < _RETRY_SECONDS:
+                raise StorageUnavailable(f"the manifest of {partition} could not be read") from known.error
+            return _manifest_of(partition, await self._arrived(self._fly(partition, known)))
+        if now - known.checked_at >= self._interval_seconds:
+            flight = self._fly(partition, known)
+            if not known.is_late:
+                await asyncio.wait({flight}, timeout=_PATIENCE_SECONDS)
+                known.is_late = not flight.done()
+        return _manifest_of(partition, known.stored)
+
+    async def look(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """
+        See that what is known of *partitions* is no older than the interval, many at once.
+
+        What cannot be read is left as it was; a caller that needs it hears so from `manifest`.
+        """
+        now = asyncio.get_running_loop().time()
+        due = [one for one in dict.fromkeys(partitions) if self._is_due(one, now)]
+        room = asyncio.Semaphore(self._at_once)
+
+        async def look_at(partition: TopicIdPartition) -> None:
+            async with room:
+                with suppress(TieringError):
+                    await self.manifest(partition)
+
+        async with asyncio.TaskGroup() as tasks:
+            for partition in due:
+                tasks.create_task(look_at(partition))
+
+    async def size_bytes(self, partition: TopicIdPartition) -> int:
+        """
+        Return how much is archived of a partition, and keep no manifest for that: all may be asked for.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+            CorruptDataError: What is stored is no manifest.
+        """
+        known = self._known.get(partition)
+        if known is not None and known.stored is not None:
+            return (await self.manifest(partition)).segments.total_bytes
+        async with self._reading:
+            stored = await self._manifests.load(partition)
+        return _manifest_of(partition, stored).segments.total_bytes
+
+    async def newest(self, partition: TopicIdPartition) -> PartitionManifest:
+        """
+        Return a manifest as it is now: an object that the last one names has gone.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+            CorruptDataError: What is stored is no manifest.
+        """
+        known = self._entry(partition, asyncio.get_running_loop().time())
+        return _manifest_of(partition, await self._arrived(self._fly(partition, known)))
+
+    async def reaching(self, partition: TopicIdPartition, offset: int) -> PartitionManifest:
+        """
+        Return a manifest as it is now if the one that is known ends before *offset*.
+
+        A client knows the offset from somebody: an older manifest is no reason to tell it that there is
+        none. Within a second of the last look it is not asked again.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+            CorruptDataError: What is stored is no manifest.
+        """
+        manifest = await self.manifest(partition)
+        if offset <= manifest.next_offset:
+            return manifest
+        now = asyncio.get_running_loop().time()
+        known = self._entry(partition, now)
+        if now - known.checked_at >= _RETRY_SECONDS or known.stored is None:
+            return await self.newest(partition)
+        if known.error is not None:
+            raise StorageUnavailable(f"the manifest of {partition} could not be read") from known.error
+        return manifest
+
+    @contextmanager
+    def watching(self, partitions: Iterable[TopicIdPartition]) -> Iterator[asyncio.Event]:
+        """Give an event that is set when the manifest of one of *partitions* has changed."""
+        changed = asyncio.Event()
+        now = asyncio.get_running_loop().time()
+        watched = [self._entry(one, now) for one in partitions]
+        for known in watched:
+            known.waiting.add(changed)
+        try:
+            yield changed
+        finally:
+            for known in watched:
+                known.waiting.discard(changed)
+
+    def end_waits(self) -> None:
+        """Let those who watch look once more, and then wait no longer."""
+        self.is_ending = True
+        for known in self._known.values():
+            for waiting in known.waiting:
+                waiting.set()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        flights = [known.flight for known in self._known.values() if known.flight is not None]
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+
+    def _entry(self, partition: TopicIdPartition, now: float) -> _Known:
+        known = self._known.get(partition)
+        if known is None:
+            self._forget(now)
+            known = self._known[partition] = _Known()
+        known.asked_at = now
+        return known
+
+    def _is_due(self, partition: TopicIdPartition, now: float) -> bool:
+        known = self._known.get(partition)
+        return known is None or known.stored is None or now - known.checked_at >= self._interval_seconds
+
+    def _forget(self, now: float) -> None:
+        """Drop what nobody has asked for in a long time: manifests of a long history are large."""
+        old = [
+            partition
+            for partition, known in self._known.items()
+            if now - known.asked_at > _FORGOTTEN_AFTER_SECONDS and known.flight is None and not known.waiting
+        ]
+        for partition in old:
+            del self._known[partition]
+
+    def _fly(self, partition: TopicIdPartition, known: _Known) -> asyncio.Task[StoredManifest]:
+        if known.flight is None:
+            loop = asyncio.get_running_loop()
+            known.flight = loop.create_task(self._read(partition, known.stored))
+            known.flight.add_done_callback(partial(self._land, partition, known))
+        return known.flight
+
+    async def _read(self, partition: TopicIdPartition, stored: StoredManifest | None) -> StoredManifest:
+        if stored is None or stored.version is None:
+            return await self._manifests.load(partition)
+        return await self._manifests.refreshed(partition, stored)
+
+    def _land(self, partition: TopicIdPartition, known: _Known, flight: asyncio.Task[StoredManifest]) -> None:
+        known.flight = None
+        known.is_late = False
+        if flight.cancelled():
+            return
+        # Also after a failure: the store is not asked again for every client.
+        known.checked_at = asyncio.get_running_loop().time()
+        error = flight.exception()
+        known.error = error if isinstance(error, TieringError) else None
+        if isinstance(error, TieringError):
+            log.warning("a manifest cannot be read", partition=str(partition), error=str(error))
+            return
+        if error is not None:
+            # A fault of ours: the loop's exception handler reports it.
+            flight.result()
+        found = flight.result()
+        is_changed = known.stored is None or found.version != known.stored.version
+        known.stored = found
+        for waiting in known.waiting if is_changed else ():
+            waiting.set()
+
+    async def _arrived(self, flight: asyncio.Task[StoredManifest]) -> StoredManifest:
+        """Wait for a flight; a waiter that is cancelled leaves it to the others."""
+        await asyncio.wait({flight})
+        if flight.cancelled():
+            raise StorageUnavailable("reading a manifest was ended: the endpoint is closed")
+        return flight.result()
+
+
+def _manifest_of(partition: TopicIdPartition, stored: StoredManifest) -> PartitionManifest:
+    return stored.manifest or PartitionManifest.begin(partition, start_offset=0)

@@ -1,0 +1,146 @@
+"""
+The reads of one Fetch from the archive alone: some partitions at once, and none keeps the others waiting.
+
+What is late goes on into the cache, for the client's next Fetch. A restored log may go on from older
+archives (`services.history`): what comes from there is under the first leader epoch, as through a gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tieringd.errors import ObjectNotFound, TieringError
+from tieringd.services.partition_reader import NO_BATCH, under_first_epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.services.archive_endpoint.partitions import ServedPartitions
+    from tieringd.services.history import History
+    from tieringd.services.partition_reader import ArchivedBatches, HeldBatches, HeldGap, PartitionReader
+
+
+@dataclass(eq=False, slots=True)
+class PartitionRead:
+    """How the read of one partition stands."""
+
+    partition: TopicIdPartition
+    offset: int
+    bounds: PartitionManifest | None = None
+    """The manifest, which begins where the history does; None while it is not known."""
+    held: HeldBatches | HeldGap | None = None
+    is_history: bool = False
+    is_outside: bool = False
+    """The archive does not have the offset, nor ends there."""
+    error: TieringError | None = None
+
+    def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:
+        """
+        Take batches of what is held, which is theirs then; see `HeldBatches.take`.
+
+        Raises:
+            CorruptDataError: They cannot be brought under the first epoch.
+        """
+        held, self.held = self.held, None
+        if held is None:
+            return NO_BATCH
+        batches = held.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
+        return under_first_epoch(batches) if self.is_history else batches
+
+    def close(self) -> None:
+        """Give back what is held, unless it was taken."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.close()
+
+
+class PartitionReads:
+    """Read partitions for the endpoint's clients."""
+
+    def __init__(self, partitions: ServedPartitions, reader: PartitionReader, history: History) -> None:
+        self._partitions = partitions
+        self._reader = reader
+        self._history = history
+
+    async def read(
+        self,
+        wanted: Sequence[tuple[TopicIdPartition, int]],
+        *,
+        with_records: bool,
+        due_at: float,
+        deadline: float,
+    ) -> Sequence[PartitionRead]:
+        """
+        Read each partition at its offset; return how far it is when the answer is due.
+
+        That is at *due_at* where one has records, and at *deadline* anyway. Without *with_records* only
+        the bounds are looked at. The caller closes every read.
+        """
+        reads = [PartitionRead(partition, offset) for partition, offset in wanted]
+        tasks = [asyncio.create_task(self._run(read, with_records=with_records)) for read in reads]
+        pending = set(tasks)
+        loop = asyncio.get_running_loop()
+        try:
+            while pending:
+                until = due_at if any(read.held for read in reads) else deadline
+                done, pending = await asyncio.wait(
+                    pending, timeout=max(0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    # A fault of ours: what clients can be told of is kept in the read.
+                    task.result()
+                if not done:
+                    break
+        except BaseException:
+            await _ended(tasks)
+            for read in reads:
+                read.close()
+            raise
+        await _ended(pending)
+        return reads
+
+    async def _run(self, read: PartitionRead, *, with_records: bool) -> None:
+        try:
+            manifest = await self._partitions.reaching(read.partition, read.offset)
+            source = await self._source(read, manifest, is_fresh=False)
+            if source is None or not with_records:
+                return
+            try:
+                read.held = await self._reader.hold(source, read.offset)
+            except ObjectNotFound:
+                newest = await self._partitions.newest(read.partition)
+                source = await self._source(read, newest, is_fresh=True)
+                if source is not None:
+                    read.held = await self._reader.hold(source, read.offset)
+        except TieringError as error:
+            read.error = error
+
+    async def _source(
+        self, read: PartitionRead, manifest: PartitionManifest, *, is_fresh: bool
+    ) -> PartitionManifest | None:
+        """Note the bounds, and return the archive that has the offset; None where nothing is to be read."""
+        read.bounds, read.is_history, read.is_outside = manifest, False, False
+        if manifest.start_offset <= read.offset < manifest.next_offset:
+            return manifest
+        if read.offset < manifest.start_offset:
+            parts = await self._history.parts(
+                manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
+            )
+            read.is_history = True
+            if parts:
+                read.bounds = replace(manifest, start_offset=parts[0].start_offset)
+            for part in parts:
+                if part.start_offset <= read.offset < part.next_offset:
+                    return part
+        read.is_outside = read.offset != manifest.next_offset
+        return None
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]] | set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

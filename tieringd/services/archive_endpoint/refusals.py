@@ -1,0 +1,173 @@
+"""
+What clients are told that want more than to read: final errors, on which no client tries again.
+
+Nobody writes here, and nobody keeps offsets for a consumer group. The requests that clients begin with
+are offered all the same: librdkafka takes a node without them for an ancient one, and waits where it
+could have been refused. It looks for its group's coordinator even when nothing needs one, so that is
+found, and refuses what is asked of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kio.schema.errors import ErrorCode
+
+from tieringd.errors import ProtocolViolation
+from tieringd.formats.kafka_wire.messages import made, response_module
+from tieringd.services.archive_endpoint.cluster import NO_DELAY
+from tieringd.services.archive_endpoint.keys import ApiKey
+from tieringd.services.archive_endpoint.settings import NODE_ID
+
+if TYPE_CHECKING:
+    from tieringd.services.archive_endpoint.settings import EndpointSettings
+
+READ_ONLY: Final = "This endpoint serves an archive without a broker: nobody can write to it"
+_GROUP: Final = 0
+"""The type of coordinator; the other is for transactions."""
+
+
+class Refusals:
+    """Answers that refuse."""
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        self._settings = settings
+
+    async def produce(self, version: int, request: Any) -> Any:
+        """
+        Refuse every partition.
+
+        Raises:
+            ProtocolViolation: The client wants no answer, so only the end of its connection tells it.
+        """
+        if request.acks == 0:
+            raise ProtocolViolation("a client writes without acknowledgement to an archive without a broker")
+        module: Any = response_module(ApiKey.PRODUCE, version)
+        topics = tuple(
+            made(
+                module.TopicProduceResponse,
+                name=getattr(topic, "name", None),
+                topic_id=getattr(topic, "topic_id", None),
+                partition_responses=tuple(
+                    made(
+                        module.PartitionProduceResponse,
+                        index=partition.index,
+                        error_code=ErrorCode.policy_violation,
+                        base_offset=-1,
+                        record_errors=(),
+                        error_message=READ_ONLY,
+                    )
+                    for partition in topic.partition_data
+                ),
+            )
+            for topic in request.topic_data
+        )
+        return made(module.ProduceResponse, responses=topics, throttle_time=NO_DELAY)
+
+    async def init_producer_id(self, version: int, request: Any) -> Any:
+        """
+        Give an id that is good for nothing, so that the write itself is refused, with the reason.
+
+        An error here has no room for one, and reads as if an ACL were missing. There are no transactions.
+        """
+        module: Any = response_module(ApiKey.INIT_PRODUCER_ID, version)
+        is_given = request.transactional_id is None
+        return made(
+            module.InitProducerIdResponse,
+            throttle_time=NO_DELAY,
+            error_code=ErrorCode.none if is_given else ErrorCode.transactional_id_authorization_failed,
+            producer_id=0 if is_given else -1,
+            producer_epoch=0 if is_given else -1,
+            ongoing_txn_producer_id=-1,
+            ongoing_txn_producer_epoch=-1,
+        )
+
+    async def find_coordinator(self, version: int, request: Any) -> Any:
+        """Name this node for groups, which it refuses; there are no transactions."""
+        module: Any = response_module(ApiKey.FIND_COORDINATOR, version)
+        found: dict[str, Any] = {
+            "node_id": NODE_ID,
+            "host": self._settings.advertised_host,
+            "port": self._settings.advertised_port,
+            "error_code": ErrorCode.none,
+            "error_message": None,
+        }
+        if getattr(request, "key_type", _GROUP) != _GROUP:
+            found |= {
+                "node_id": -1,
+                "host": "",
+                "port": -1,
+                "error_code": ErrorCode.transactional_id_authorization_failed,
+                "error_message": READ_ONLY,
+            }
+        coordinators = tuple(
+            module.Coordinator(key=key, **found) for key in getattr(request, "coordinator_keys", ())
+        )
+        return made(
+            module.FindCoordinatorResponse, throttle_time=NO_DELAY, coordinators=coordinators, **found
+        )
+
+    async def join_group(self, version: int, _request: Any) -> Any:
+        """Let nobody join a group."""
+        module: Any = response_module(ApiKey.JOIN_GROUP, version)
+        return made(
+            module.JoinGroupResponse,
+            throttle_time=NO_DELAY,
+            error_code=ErrorCode.group_authorization_failed,
+            generation_id=-1,
+            protocol_type=None,
+            protocol_name="",
+            leader="",
+            skip_assignment=False,
+            member_id="",
+            members=(),
+        )
+
+    async def offset_commit(self, version: int, request: Any) -> Any:
+        """Keep no offset."""
+        module: Any = response_module(ApiKey.OFFSET_COMMIT, version)
+        topics = tuple(
+            made(
+                module.OffsetCommitResponseTopic,
+                name=getattr(topic, "name", None),
+                topic_id=getattr(topic, "topic_id", None),
+                partitions=tuple(
+                    module.OffsetCommitResponsePartition(
+                        partition_index=one.partition_index,
+                        error_code=ErrorCode.group_authorization_failed,
+                    )
+                    for one in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+        return made(module.OffsetCommitResponse, throttle_time=NO_DELAY, topics=topics)
+
+    async def offset_fetch(self, version: int, request: Any) -> Any:
+        """Know no offset."""
+        module: Any = response_module(ApiKey.OFFSET_FETCH, version)
+        error = ErrorCode.group_authorization_failed
+        if hasattr(request, "groups"):
+            groups = tuple(
+                module.OffsetFetchResponseGroup(group_id=one.group_id, topics=(), error_code=error)
+                for one in request.groups
+            )
+            return made(module.OffsetFetchResponse, throttle_time=NO_DELAY, groups=groups)
+        topics = tuple(
+            module.OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    made(
+                        module.OffsetFetchResponsePartition,
+                        partition_index=number,
+                        committed_offset=-1,
+                        committed_leader_epoch=-1,
+                        metadata="",
+                        error_code=error,
+                    )
+                    for number in topic.partition_indexes
+                ),
+            )
+            for topic in request.topics or ()
+        )
+        return made(module.OffsetFetchResponse, throttle_time=NO_DELAY, topics=topics, error_code=error)
