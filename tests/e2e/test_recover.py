@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-import pytest_asyncio
+import asyncio
+import time
+import uuid
+from types import SimpleNamespace
 
-from tests.e2e.archives import archived_manifest
-from tests.e2e.sample_topics import ISOLATIONS, SAMPLE_TOPICS, SEGMENTS, consumed
-from tests.support.daemon import run_command, run_json
+import confluent_kafka
+import pytest
+import pytest_asyncio
+import yaml
+from aiokafka import AIOKafkaConsumer
+from aiokafka import TopicPartition as ClientPartition
+
+from tests.e2e.archives import archived_manifest, read_log
+from tests.e2e.sample_topics import ISOLATIONS, SAMPLE_TOPICS, SEGMENTS, consumed, offset_for_time
+from tests.fakes.log_writer import LogWriter
+from tests.support.daemon import (
+    directory_config,
+    kafka_config,
+    run_command,
+    run_json,
+    running_daemon,
+    write_config,
+)
+from tests.support.gateways import BrokerBehind
 from tests.support.kafka import KafkaCluster
+from tests.support.s3_bucket import S3Bucket
+from tieringd.formats.record_batch import parse_header
 
 _VALUES = [bytes([number]) * 100_000 for number in range(45)]
 
@@ -97,3 +118,281 @@ async def test_restore_refuses_what_it_could_damage(kafka, fresh, samples):
     assert "holds records: a partition is restored only into an empty one" in told()
     await fresh.launch()
     assert [one.value for one in await consumed(fresh, topic, "read_uncommitted")] == [b"mine"]
+
+
+OLD_EPOCH = 37
+
+
+@pytest.fixture
+def aged(tmp_path, topic):
+    """Give the archive of a topic that had 37 leaders before, and what it holds."""
+    writer = LogWriter(tmp_path / "old", topic)
+    writer.begin_epoch(OLD_EPOCH)
+    for number in range(40):
+        writer.append(*(b"%d-%d" % (number, each) for each in range(5)))
+        if number % 10 == 9:
+            writer.roll()
+    config = write_config(
+        tmp_path / "old.yaml", directory_config([tmp_path / "old"], tmp_path / "bucket", tmp_path / "state")
+    )
+    assert run_command("run", "--once", "--config", str(config)).returncode == 0
+    return SimpleNamespace(config=config, topic=topic, values=list(writer.values().values()))
+
+
+async def test_librdkafka_consumer_goes_on_after_the_next_leader(fresh, aged):
+    """What it read and committed before the broker restarts is no truncated log to it, nor is it stale."""
+    await recovered(fresh, aged.config, aged.topic)
+
+    def opened(offset):
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": fresh.bootstrap,
+                "group.id": "of-librdkafka",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "topic.metadata.refresh.interval.ms": 200,
+            }
+        )
+        consumer.assign([confluent_kafka.TopicPartition(aged.topic, 0, offset)])
+        return consumer
+
+    first = opened(0)
+    try:
+        read = await asyncio.to_thread(values_in, first, 60)
+        await asyncio.to_thread(first.commit, asynchronous=False)
+        await fresh.restart()
+        await fresh.produce(aged.topic, [b"new"])
+        read += await asyncio.to_thread(values_in, first, len(aged.values) + 1 - 60)
+    finally:
+        first.close()
+    assert read == [*aged.values, b"new"]
+    second = opened(confluent_kafka.OFFSET_STORED)
+    try:
+        assert await asyncio.to_thread(values_in, second, len(read) - 60) == read[60:]
+    finally:
+        second.close()
+
+
+async def test_aiokafka_consumer_goes_on_after_the_next_leader(fresh, aged):
+    """Likewise, with a group that it is a member of."""
+    await recovered(fresh, aged.config, aged.topic)
+    partition = ClientPartition(aged.topic, 0)
+    settings = {
+        "bootstrap_servers": fresh.bootstrap,
+        "group_id": "of-aiokafka",
+        "enable_auto_commit": False,
+        "max_poll_records": 60,
+    }
+    read = []
+    first = AIOKafkaConsumer(aged.topic, auto_offset_reset="earliest", **settings)
+    await first.start()
+    try:
+        read += [one.value for one in (await first.getmany(timeout_ms=30_000))[partition]]
+        await first.commit()
+        await fresh.restart()
+        await fresh.produce(aged.topic, [b"new"])
+        while len(read) < 120:
+            batches = await first.getmany(timeout_ms=1_000)
+            read += [one.value for one in batches.get(partition, ())]
+        await first.commit()
+    finally:
+        await first.stop()
+    async with AIOKafkaConsumer(aged.topic, auto_offset_reset="none", **settings) as second:
+        while len(read) <= len(aged.values):
+            batches = await second.getmany(timeout_ms=1_000)
+            read += [one.value for one in batches.get(partition, ())]
+    assert read == [*aged.values, b"new"]
+
+
+async def test_java_consumer_goes_on_after_the_next_leader(fresh, aged):
+    """While it runs: a position under an epoch that the new cluster does not know would be reset."""
+    await recovered(fresh, aged.config, aged.topic)
+    process = await asyncio.create_subprocess_exec(
+        *fresh.broker.command(
+            "org.apache.kafka.tools.consumer.ConsoleConsumer",
+            *("--bootstrap-server", fresh.bootstrap, "--topic", aged.topic, "--group", "of-java"),
+            *("--consumer-property", "auto.offset.reset=earliest"),
+        ),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    known, read = {*aged.values, b"new"}, []
+    try:
+        async with asyncio.timeout(90):
+            while len(read) < len(aged.values):
+                line = (await process.stdout.readline()).rstrip()
+                read += [line] if line in known else []
+            await fresh.restart()
+            await fresh.produce(aged.topic, [b"new"])
+            while read[-1] != b"new":
+                line = (await process.stdout.readline()).rstrip()
+                assert process.returncode is None
+                read += [line] if line in known else []
+    finally:
+        process.kill()
+        await process.wait()
+    assert read == [*aged.values, b"new"]
+
+
+@pytest_asyncio.fixture
+async def behind(tmp_path):
+    """Give a broker of a cluster of its own whose second listener advertises the gateway."""
+    found = await BrokerBehind.start(tmp_path / "behind")
+    yield found
+    await found.cluster.stop()
+
+
+@pytest.fixture
+def copied(samples, sample_objects, seaweedfs, tmp_path):
+    """Give the sample archive as a copy, to which a test may add: its configuration."""
+    prefix = f"e2e/{uuid.uuid4().hex}"
+    with S3Bucket(seaweedfs.endpoint_url, bucket="e2e", prefix=prefix) as objects:
+        for key in sample_objects.keys():  # noqa: SIM118 a method, not a mapping's
+            objects.write(key, sample_objects.read(key))
+    config = yaml.safe_load(samples.config.read_text()) | {"cloud_storage_prefix": prefix}
+    return write_config(tmp_path / "copied.yaml", config)
+
+
+async def test_shallow_restore_leaves_the_history_in_the_archive(kafka, behind, seaweedfs, copied, tmp_path):
+    """Clients of the gateway and `tieringd read` see one log, from the old archive on to the new tail."""
+    cluster = behind.cluster
+    for topic in SAMPLE_TOPICS:
+        await cluster.create_topic(topic, configs=SEGMENTS)
+    await cluster.broker.stop()
+    pattern = "|".join(topic.replace(".", r"\.") for topic in SAMPLE_TOPICS)
+    options = ("--topics", pattern, "--config", str(copied), "--shallow")
+    for _ in range(2):
+        report = run_json("recover", "directory", str(cluster.log_dir()), *options)
+    ends = {row["topic"]: row["next_offset"] for row in report}
+    assert all(end > 100 for end in ends.values())
+    assert {row["segments"] for row in report} == {0}
+    await cluster.launch()
+    config = kafka_config(
+        cluster,
+        seaweedfs,
+        tmp_path / "state-behind",
+        bucket="e2e",
+        prefix=yaml.safe_load(copied.read_text())["cloud_storage_prefix"],
+        topics={topic: {"remote.storage.enable": True} for topic in SAMPLE_TOPICS},
+        gateway=gateway_section(behind),
+    )
+    config_file = write_config(tmp_path / "behind.yaml", config)
+    with running_daemon(config_file) as daemon:
+        daemon.until_rounds(2)
+        through = SimpleNamespace(bootstrap=behind.bootstrap)
+        for topic in SAMPLE_TOPICS:
+            await cluster.produce(topic, _VALUES, max_batch_size=200_000)
+            for isolation in ISOLATIONS:
+                wanted = [one for one in await consumed(kafka, topic, isolation) if one.offset < ends[topic]]
+                new = await consumed(cluster, topic, isolation)
+                assert new[0].offset == ends[topic]
+                assert await consumed(through, topic, isolation) == wanted + new
+                assert read_log(config_file, topic, "--isolation", isolation) == wanted + new
+            first = wanted[0]
+            assert await offset_for_time(through, topic, first.timestamp_ms) == first.offset
+            half = wanted[len(wanted) // 2]
+            begun = read_log(config_file, topic, "--timestamp", str(half.timestamp_ms), "--count", "1")
+            assert begun[0].timestamp_ms >= half.timestamp_ms
+        daemon.until(
+            lambda: all((daemon.next_offset(topic) or 0) > ends[topic] for topic in SAMPLE_TOPICS),
+            "the new records are archived as well",
+        )
+        assert not daemon.events("gap recorded in the archive")
+        for number in range(2):
+            topic = SAMPLE_TOPICS[number]
+            assert {one["topic"] for one in daemon.status()["partitions"]} >= {topic}
+            whole = await consumed(through, topic, "read_committed")
+            assert whole[0].offset == 0
+            assert [one.value for one in whole[-len(_VALUES) :]] == _VALUES
+
+
+async def test_position_in_the_history_outlives_the_next_leader(behind, aged, tmp_path):
+    """Old records come under an epoch that the new cluster knows, though 37 leaders came before it."""
+    cluster = behind.cluster
+    await cluster.create_topic(aged.topic, configs=SEGMENTS)
+    await cluster.broker.stop()
+    options = ("--topics", aged.topic.replace(".", r"\."), "--config", str(aged.config), "--shallow")
+    (row,) = run_json("recover", "directory", str(cluster.log_dir()), *options)
+    assert row["start_offset"] == len(aged.values)
+    await cluster.launch()
+    config = yaml.safe_load(aged.config.read_text()) | {
+        "broker": {
+            "kind": "kafka",
+            "log_dirs": [str(cluster.log_dir())],
+            "bootstrap": [cluster.broker.bootstrap],
+        },
+        "gateway": gateway_section(behind),
+        "state_directory": str(tmp_path / "state-behind"),
+        "storage_min_free_bytes": 0,
+    }
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": behind.bootstrap,
+            "group.id": "in-history",
+            "auto.offset.reset": "error",
+            "queued.min.messages": 1,
+            "fetch.message.max.bytes": 500,
+        }
+    )
+    with running_daemon(write_config(tmp_path / "behind.yaml", config)) as daemon:
+        daemon.until_rounds(2)
+        try:
+            consumer.assign([confluent_kafka.TopicPartition(aged.topic, 0, 0)])
+            read = await asyncio.to_thread(consume_checked, consumer, 10)
+            await cluster.restart()
+            await cluster.produce(aged.topic, [b"new"])
+            read += await asyncio.to_thread(consume_checked, consumer, len(aged.values) + 1 - 10)
+        finally:
+            consumer.close()
+    assert [one.value() for one in read] == [*aged.values, b"new"]
+    assert {one.leader_epoch() for one in read[:-1]} == {0}
+
+
+def consume_checked(consumer, count):
+    """Return so many messages; whatever error comes in between is a failure."""
+    found = []
+    while len(found) < count:
+        for one in consumer.consume(count - len(found), 5):
+            assert one.error() is None, one.error()
+            found.append(one)
+    return found
+
+
+def values_in(consumer, count):
+    return [one.value() for one in consume_checked(consumer, count)]
+
+
+def gateway_section(behind):
+    return {
+        "enabled": True,
+        "host": "127.0.0.1",
+        "port": behind.port,
+        "broker": f"127.0.0.1:{behind.cluster.broker.listener_ports['TIERED']}",
+    }
+
+
+@pytest.mark.parametrize("ended", ["cleanly", "by a crash"])
+async def test_new_producer_with_the_id_of_an_old_one_loses_nothing(fresh, tmp_path, topic, ended):
+    """The new cluster gives out ids anew: a first batch is no repetition of one of an old producer's."""
+    old = LogWriter(tmp_path / "old", topic)
+    # Kafka forgets a producer that wrote long ago by itself.
+    old.append(b"old", producer_id=0, timestamp_ms=time.time_ns() // 1_000_000)
+    old.commit(0)
+    end = old.roll()
+    config = write_config(
+        tmp_path / "old.yaml", directory_config([tmp_path / "old"], tmp_path / "bucket", tmp_path / "state")
+    )
+    assert run_command("run", "--once", "--config", str(config)).returncode == 0
+    (row,) = await recovered(fresh, config, topic)
+    assert row["next_offset"] == end
+    if ended == "by a crash":
+        await fresh.kill()
+        await fresh.launch()
+
+    async with fresh.producer(enable_idempotence=True) as producer:
+        told = await producer.send_and_wait(topic, b"new", partition=0)
+
+    assert told.offset == end
+    newest = parse_header((fresh.log_dir() / f"{topic}-0" / f"{end:020d}.log").read_bytes())
+    assert (newest.producer_id, newest.producer_epoch) == (0, 0)
+    assert [one.value for one in await consumed(fresh, topic, "read_committed")] == [b"old", b"new"]

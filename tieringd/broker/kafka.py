@@ -95,10 +95,14 @@ class KafkaBroker:
 
     async def topic_id(self, topic: str) -> str | None:
         """Return the id of the topic that has this name now; None where the cluster has none, or no ids."""
+        found = await self.topic_shape(topic)
+        return None if found is None or found[0] == NO_TOPIC_ID else found[0]
+
+    async def topic_shape(self, topic: str) -> tuple[str, int] | None:
+        """Return the id and the number of partitions of a topic; None where the cluster has none so named."""
         for found in (await self._metadata({topic})).topics:
             if found.name == topic and found.error_code is ErrorCode.none:
-                identity = _topic_id(getattr(found, "topic_id", None))
-                return None if identity == NO_TOPIC_ID else identity
+                return _topic_id(getattr(found, "topic_id", None)), len(found.partitions)
         return None
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:

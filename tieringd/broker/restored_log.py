@@ -6,12 +6,19 @@ It takes the place of the empty log of a topic that was created for it, in one r
 is there. Nothing here touches a log that holds a record. A crash at any point leaves what was built,
 and the next attempt goes on from there.
 
+The batches are the archived ones but for their leader epoch, which is the new cluster's first one
+(`formats.leader_epochs` says why). What came from the store is checked as it was stored.
+
+The old producers are forgotten: the new cluster gives out their ids again, and would take the first
+batches of new producers for repeated ones. So every segment has its indexes, or Kafka would read it and
+remember them; an empty snapshot lies where the log ends; and new records begin a segment of their own, the
+only one that is read after a crash.
+
 All functions block.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from dataclasses import dataclass
@@ -23,44 +30,33 @@ from crc32c import crc32c
 from tieringd.broker.log_dir import read_topic_id
 from tieringd.broker.segment_file import position_of, scan_transactions
 from tieringd.errors import ConfigError, CorruptDataError, LocalFileError
-from tieringd.formats.checkpoints import encode_epoch_checkpoint, encode_partition_metadata
+from tieringd.formats.checkpoints import (
+    encode_epoch_checkpoint,
+    encode_offset_checkpoint,
+    encode_partition_metadata,
+    parse_offset_checkpoint,
+)
+from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH, exchange_epochs, under_first_epoch
 from tieringd.formats.log_names import FileKind, encode_file_name, parse_file_name
+from tieringd.formats.missing_indexes import aborted_index, whole_indexes
+from tieringd.formats.producer_snapshot import EMPTY_PRODUCER_SNAPSHOT
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.segment import LocalSegment
+from tieringd.policies.epoch_history import epoch_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tieringd.model.partition import TopicPartition
-    from tieringd.model.segment import BrokerIndexes, EpochStart, RemoteSegment
+    from tieringd.model.segment import AbortedTransaction, EpochStart, RemoteSegment, SegmentIndex
 
 _BLOCK_BYTES = 1 << 20
+_NO_EPOCH = -1
+"""Of a batch that no leader has stamped."""
 _PARTITION_METADATA = "partition.metadata"
 _EPOCHS = "leader-epoch-checkpoint"
-
-
-def require_stopped(log_dir: Path) -> None:
-    """
-    See that no broker runs on *log_dir*: a running one holds a lock there.
-
-    Raises:
-        ConfigError: One does, or this is no broker's log directory.
-    """
-    if not (log_dir / "meta.properties").is_file():
-        raise ConfigError(
-            f"{log_dir} is not the log directory of a Kafka broker: it has no meta.properties",
-            hint="Format it and start the broker once, create the topics, stop it, and come again",
-        )
-    try:
-        with (log_dir / ".lock").open("r+b") as lock:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ConfigError(
-            f"a broker is running on {log_dir}: it holds {log_dir}/.lock", hint="Stop it first"
-        ) from error
+_RECOVERY_POINTS = "recovery-point-offset-checkpoint"
 
 
 class RestoredLog:
@@ -69,9 +65,15 @@ class RestoredLog:
     def __init__(self, log_dir: Path, staging: Path, name: TopicPartition) -> None:
         """Build in *staging*, which is on the filesystem of *log_dir* and outside of it."""
         self.name = str(name)
+        self._partition = name
         self.target = log_dir / self.name
         self._directory = staging / self.name
         self._aside = staging / f"{self.name}.empty"
+
+    @property
+    def topic_id(self) -> str:
+        """Return the id that the new cluster gave the topic."""
+        return read_topic_id(str(self.target if self.target.is_dir() else self._aside))
 
     def begin(self) -> None:
         """
@@ -89,39 +91,57 @@ class RestoredLog:
             )
         with _translated(self.target):
             self._directory.mkdir(parents=True, exist_ok=True)
-            for path in sorted(self.target.glob("*.log")) if self.target.is_dir() else ():
-                # Preallocated files have a size before they have a record; a record is not all zeros.
-                if path.stat().st_size and _has_data(path):
-                    raise ConfigError(
-                        f"{path} holds records: a partition is restored only into an empty one",
-                        hint="Restore into another topic, or delete this one and create it again",
-                    )
+            self._require_free()
 
-    def has(self, segment: RemoteSegment) -> bool:
-        """Say whether the segment's file is there already, whole and right: it is read for that."""
+    def _require_free(self) -> None:
+        for path in sorted(self.target.glob("*.log")) if self.target.is_dir() else ():
+            # Preallocated files have a size before they have a record; a record is not all zeros.
+            if path.stat().st_size and _has_data(path):
+                raise ConfigError(
+                    f"{path} holds records: a partition is restored only into an empty one",
+                    hint="Restore into another topic, or delete this one and create it again",
+                )
+
+    def has(self, segment: RemoteSegment, epochs: Sequence[EpochStart]) -> bool:
+        """
+        Say whether the segment's file is there already, whole and right: it is read for that.
+
+        With *epochs*, which are those of the stored object, put back into its batches it must have the
+        checksum of that object.
+        """
         path = self._path(segment.base_offset, FileKind.LOG)
         if not path.is_file() or path.stat().st_size != segment.size_bytes:
             return False
-        checksum = 0
+
+        def stored_epoch(offset: int) -> int:
+            found = epoch_at(epochs, offset)
+            return _NO_EPOCH if found is None else found
+
+        checksum, held, found = 0, bytearray(), set[int]()
         with _translated(path), path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
-                checksum = crc32c(block, checksum)
-        return checksum == segment.crc32c
+                held += block
+                whole, before = exchange_epochs(held, stored_epoch)
+                checksum = crc32c(held[:whole], checksum)
+                found |= before
+                held = held[whole:]
+        return not held and found <= {FIRST_LEADER_EPOCH} and checksum == segment.crc32c
 
     def open_segment(self, base_offset: int) -> SegmentWriter:
         """Begin a segment's file."""
         return SegmentWriter(self._path(base_offset, FileKind.LOG))
 
-    def write_indexes(self, segment: RemoteSegment, indexes: BrokerIndexes) -> None:
-        """Write the broker's own side files; what is missing the broker builds when it starts."""
-        for base_offset, kind, data in (
-            (segment.base_offset, FileKind.OFFSET_INDEX, indexes.offset_index),
-            (segment.base_offset, FileKind.TIME_INDEX, indexes.time_index),
-            (segment.base_offset, FileKind.TRANSACTION_INDEX, indexes.transaction_index),
-            (segment.next_offset, FileKind.PRODUCER_SNAPSHOT, indexes.producer_snapshot),
+    def write_indexes(
+        self, segment: RemoteSegment, index: SegmentIndex, aborted: Iterable[AbortedTransaction]
+    ) -> None:
+        """Write the broker's side files; what the archive lacks is made, with *aborted* transactions."""
+        indexes = whole_indexes(segment, index, aborted)
+        for kind, data in (
+            (FileKind.OFFSET_INDEX, indexes.offset_index),
+            (FileKind.TIME_INDEX, indexes.time_index),
+            (FileKind.TRANSACTION_INDEX, indexes.transaction_index),
         ):
-            if data:
-                _write_whole(self._path(base_offset, kind), data)
+            self._write_side_file(segment.base_offset, kind, data)
 
     def open_transactions(self, segments: Iterable[RemoteSegment]) -> tuple[OpenTransaction, ...]:
         """
@@ -139,9 +159,21 @@ class RestoredLog:
             for producer_id, first_offset in sorted(tracker.open_transactions.items())
         )
 
-    def write_markers(self, base_offset: int, markers: Sequence[bytes]) -> None:
-        """Write control batches as a segment of their own, behind all others."""
+    def write_markers(
+        self, base_offset: int, markers: Sequence[bytes], aborted: Sequence[AbortedTransaction]
+    ) -> None:
+        """Write control batches as a segment of their own, behind all others; some of them abort."""
+        # An empty offset index is read as one of a short segment, and none is taken for damage.
+        self._write_side_file(base_offset, FileKind.OFFSET_INDEX, b"")
+        self._write_side_file(base_offset, FileKind.TRANSACTION_INDEX, aborted_index(aborted) or None)
         _write_whole(self._path(base_offset, FileKind.LOG), b"".join(markers))
+
+    def _write_side_file(self, base_offset: int, kind: FileKind, data: bytes | None) -> None:
+        path = self._path(base_offset, kind)
+        if data is None:
+            path.unlink(missing_ok=True)
+        else:
+            _write_whole(path, data)
 
     def _local(self, segment: RemoteSegment) -> LocalSegment:
         path = self._path(segment.base_offset, FileKind.LOG)
@@ -156,30 +188,50 @@ class RestoredLog:
             modified_ns=found.st_mtime_ns,
         )
 
-    def finish(self, segments: Iterable[RemoteSegment], epochs: Iterable[EpochStart]) -> None:
+    def finish_empty(self, start_offset: int) -> None:
         """
-        Put the directory in the place of the empty one.
-
-        It keeps the topic's id that the broker's cluster gave it.
+        Put a log without a record, which begins at *start_offset*, in the place of the empty one.
 
         Raises:
+            ConfigError: It is not empty any more.
+            LocalFileError: The disk refuses.
+        """
+        self._finish({start_offset}, start_offset, start_offset)
+
+    def finish(self, segments: Iterable[RemoteSegment], *, next_offset: int) -> None:
+        """
+        Put the directory in the place of the empty one; records that come get offsets from *next_offset* on.
+
+        It keeps the topic's id that the broker's cluster gave it. All of it is of one leader epoch.
+
+        Raises:
+            ConfigError: It is not empty any more.
             LocalFileError: The disk refuses.
             CorruptDataError: The empty directory's own files cannot be read.
         """
         bounds = [(segment.base_offset, segment.next_offset) for segment in segments]
-        known = {base_offset for base_offset, _ in bounds} | {bounds[-1][1]}
+        known = {base_offset for base_offset, _ in bounds} | {bounds[-1][1], next_offset}
+        self._finish(known, bounds[0][0], next_offset)
+
+    def _finish(self, known: set[int], start_offset: int, next_offset: int) -> None:
         with _translated(self._directory):
             for path in self._directory.iterdir():
                 name = parse_file_name(path.name)
                 # An attempt with other limits may have left segments that are not wanted now.
                 is_known = name is not None and (name.base_offset in known or name.kind is not FileKind.LOG)
-                if not is_known:
+                if not is_known or (name is not None and name.kind is FileKind.PRODUCER_SNAPSHOT):
                     path.unlink()
-            empty = self.target if self.target.is_dir() else self._aside
-            topic_id = read_topic_id(str(empty))
-            _write_whole(self._directory / _PARTITION_METADATA, encode_partition_metadata(topic_id))
-            _write_whole(self._directory / _EPOCHS, encode_epoch_checkpoint(epochs))
+            # A broker goes on where its last segment begins, if that is empty.
+            _write_whole(self._path(next_offset, FileKind.LOG), b"")
+            _write_whole(self._path(next_offset, FileKind.OFFSET_INDEX), b"")
+            _write_whole(self._path(next_offset, FileKind.PRODUCER_SNAPSHOT), EMPTY_PRODUCER_SNAPSHOT)
+            _write_whole(self._directory / _PARTITION_METADATA, encode_partition_metadata(self.topic_id))
+            _write_whole(
+                self._directory / _EPOCHS, encode_epoch_checkpoint([(FIRST_LEADER_EPOCH, start_offset)])
+            )
             _sync_directory(self._directory)
+            self._require_free()
+            self._set_recovery_point(next_offset)
             if self.target.is_dir():
                 if self._aside.is_dir():
                     shutil.rmtree(self._aside)
@@ -187,6 +239,12 @@ class RestoredLog:
             self._directory.rename(self.target)
             _sync_directory(self.target.parent)
             shutil.rmtree(self._aside, ignore_errors=True)
+
+    def _set_recovery_point(self, offset: int) -> None:
+        """Have a broker that crashes read only what came after the restore: the rest is on the disk."""
+        path = self.target.parent / _RECOVERY_POINTS
+        points = parse_offset_checkpoint(path.read_bytes()) if path.is_file() else {}
+        _write_whole(path, encode_offset_checkpoint({**points, self._partition: offset}))
 
     def _path(self, base_offset: int, kind: FileKind) -> Path:
         return self._directory / encode_file_name(base_offset, kind)
@@ -218,23 +276,24 @@ class SegmentWriter:
         self._file = self._part.open("wb")
         self._checksum = 0
 
-    def write(self, data: memoryview | bytes) -> None:
+    def write(self, batch: memoryview) -> None:
         """
-        Append bytes.
+        Append a whole batch, as it was stored: in the file it has the first leader epoch.
 
         Raises:
             LocalFileError: The disk refuses; what is half written is removed by `close`.
         """
         with _translated(self._part):
-            self._file.write(data)
-        self._checksum = crc32c(data, self._checksum)
+            for piece in under_first_epoch(batch):
+                self._file.write(piece)
+        self._checksum = crc32c(batch, self._checksum)
 
     def finish(self, expected: RemoteSegment, *, source: str) -> None:
         """
         Give the file its name.
 
         Raises:
-            CorruptDataError: It is not what the manifest says.
+            CorruptDataError: What was written is not what the manifest says.
         """
         with _translated(self._part):
             self._file.flush()

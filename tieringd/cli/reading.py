@@ -21,11 +21,12 @@ from tieringd.model.manifest import Gap
 from tieringd.services.log_reader import LogReader
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from tieringd.config import Config
     from tieringd.daemon.assembly import Archive
     from tieringd.formats.records import Record
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
 
 _NOT_COPIED = "the broker removed these offsets before they were copied"
@@ -62,17 +63,18 @@ class PartitionReading:
         """Yield the records from *offset*, *timestamp_ms* or the archive's start; with *follow* for ever."""
         manifest = (await self._archive.manifests.load(self._partition)).existing
         self.end_offset = manifest.next_offset
+        parts = await self._archive.history.parts(self._partition, start_offset=manifest.start_offset)
+        is_later = False
         if timestamp_ms is not None:
-            offset = await self._archive.records.offset_for_time(manifest, timestamp_ms)
+            offset = await self._offset_for_time((*parts, manifest), timestamp_ms)
             is_later = offset == manifest.next_offset
-        else:
-            is_later = False
         reader = LogReader(
             self._partition,
             manifests=self._archive.manifests,
             records=self._archive.records,
-            from_offset=manifest.start_offset if offset is None else offset,
+            from_offset=(*parts, manifest)[0].start_offset if offset is None else offset,
             on_gap=self._on_gap,
+            history=self._archive.history,
         )
         while True:
             async with aclosing(reader.records(read_committed=self._read_committed)) as records:
@@ -89,6 +91,14 @@ class PartitionReading:
             if not follow:
                 return
             await asyncio.sleep(self._interval_seconds)
+
+    async def _offset_for_time(self, manifests: Sequence[PartitionManifest], timestamp_ms: int) -> int:
+        """Return the first offset of a time in any of these; the end of the last where none is as late."""
+        for manifest in manifests:
+            record = await self._archive.records.first_record_at(manifest, timestamp_ms)
+            if record is not None:
+                return record.offset
+        return manifests[-1].next_offset
 
     async def _tail(
         self, from_offset: int, timestamp_ms: int | None, *, follow: bool

@@ -1,9 +1,9 @@
 """
 Restoring partitions from the archive into the log directory of a broker that is stopped.
 
-Offsets, timestamps, transactions and leader epochs are what they were, because the bytes are. Every
-batch's CRC and every object's checksum is looked at on the way. What a crash has left is looked at
-too, and not fetched again where it is right.
+Offsets, timestamps and transactions are what they were, because the bytes are, all but the leader epochs:
+those count the leaders of the old cluster, and begin anew. Every batch's CRC and every object's checksum is
+looked at on the way. What a crash has left is looked at too, and not fetched again where it is right.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
-from tieringd.policies.epoch_history import clipped
+from tieringd.model.segment import AbortedTransaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tieringd.broker.restored_log import RestoredLog
     from tieringd.model.manifest import PartitionManifest
@@ -78,32 +80,32 @@ class Restorer:
         """
         await asyncio.to_thread(target.begin)
         records = found = 0
-        aborted: set[int] = set()
+        aborted: tuple[AbortedTransaction, ...] = ()
         for segment in plan.segments:
             index = await self._remote_log.index_of(manifest.partition, segment)
-            if await asyncio.to_thread(target.has, segment):
+            if await asyncio.to_thread(target.has, segment, index.epochs):
                 found += 1
             else:
                 await self._fetch(manifest.partition, segment, index, target)
-            await asyncio.to_thread(target.write_indexes, segment, index.broker)
+            aborted = _joined(aborted, index.aborted, from_offset=segment.base_offset)
+            await asyncio.to_thread(target.write_indexes, segment, index, aborted)
             records += index.record_count
-            aborted |= {
-                one.producer_id for one in index.aborted if one.last_offset >= plan.segments[-1].next_offset
-            }
             on_bytes(segment.size_bytes)
-        ended = 0
+        ended, next_offset = 0, manifest.next_offset
         if plan.segments:
-            ended = await self._end_transactions(manifest, plan, target, aborted)
-            epochs = clipped(
-                manifest.epochs,
-                base_offset=plan.segments[0].base_offset,
-                next_offset=plan.segments[-1].next_offset,
+            end_offset = plan.segments[-1].next_offset
+            ended = await self._end_transactions(
+                plan, target, {one.producer_id for one in aborted if one.last_offset >= end_offset}
             )
-            await asyncio.to_thread(target.finish, plan.segments, epochs)
+            # Behind the last segment there may be a gap: its offsets were given out once.
+            next_offset = max(next_offset, end_offset + ended)
+            await asyncio.to_thread(partial(target.finish, plan.segments, next_offset=next_offset))
+        elif next_offset:
+            await asyncio.to_thread(target.finish_empty, next_offset)
         return RestoredPartition(
             partition=manifest.partition,
             start_offset=plan.start_offset,
-            next_offset=plan.segments[-1].next_offset if plan.segments else manifest.next_offset,
+            next_offset=next_offset,
             segments=len(plan.segments),
             size_bytes=plan.size_bytes,
             records=records,
@@ -113,9 +115,33 @@ class Restorer:
             left_segments=plan.left_segments,
         )
 
+    async def restore_shallow(self, manifest: PartitionManifest, target: RestoredLog) -> RestoredPartition:
+        """
+        Put a log without a record in its place, which begins where the archive ends.
+
+        What is archived is to be its history (`services.history`); the link has been stored.
+
+        Raises:
+            ConfigError: The place is not free.
+            LocalFileError: The disk refuses.
+        """
+        await asyncio.to_thread(target.begin)
+        await asyncio.to_thread(target.finish_empty, manifest.next_offset)
+        return RestoredPartition(
+            partition=manifest.partition,
+            start_offset=manifest.next_offset,
+            next_offset=manifest.next_offset,
+            segments=0,
+            size_bytes=0,
+            records=0,
+            found_segments=0,
+            gap_offsets=0,
+            ended_transactions=0,
+            left_segments=len(manifest.segments),
+        )
+
     async def _end_transactions(
         self,
-        manifest: PartitionManifest,
         plan: RestorePlan,
         target: RestoredLog,
         aborted: set[int],
@@ -134,12 +160,17 @@ class Restorer:
                 producer_epoch=one.producer_epoch,
                 marker=ABORT_MARKER if one.producer_id in aborted else COMMIT_MARKER,
                 timestamp_ms=max(last.max_timestamp_ms, 0),
-                leader_epoch=manifest.epochs[-1][0] if manifest.epochs else 0,
+                leader_epoch=FIRST_LEADER_EPOCH,
             )
             for number, one in enumerate(still_open)
         ]
         if markers:
-            await asyncio.to_thread(target.write_markers, last.next_offset, markers)
+            ended_so = [
+                AbortedTransaction(one.producer_id, one.first_offset, last.next_offset + number)
+                for number, one in enumerate(still_open)
+                if one.producer_id in aborted
+            ]
+            await asyncio.to_thread(target.write_markers, last.next_offset, markers, ended_so)
         return len(markers)
 
     async def _fetch(
@@ -159,3 +190,14 @@ class Restorer:
             await asyncio.to_thread(writer.finish, segment, source=key)
         finally:
             await asyncio.to_thread(writer.close)
+
+
+def _joined(
+    before: Iterable[AbortedTransaction], found: Iterable[AbortedTransaction], *, from_offset: int
+) -> tuple[AbortedTransaction, ...]:
+    """Return transactions that end at *from_offset* or later; each segment knows its own part of one."""
+    joined: dict[tuple[int, int], AbortedTransaction] = {}
+    for one in (*before, *found):
+        if one.last_offset >= from_offset:
+            joined.setdefault((one.producer_id, one.last_offset), one)
+    return tuple(joined.values())

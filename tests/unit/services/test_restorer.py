@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from tests.builders import GOLDEN
 from tests.fakes.archive import archived
 from tests.fakes.log_writer import LogWriter
 from tieringd.broker.log_dir import read_local_log, read_topic_id
-from tieringd.broker.restored_log import RestoredLog, require_stopped
+from tieringd.broker.restored_log import RestoredLog
+from tieringd.broker.stopped_broker import kept_stopped
 from tieringd.errors import ConfigError, CorruptDataError, LocalFileError, ObjectNotFound
+from tieringd.formats.checkpoints import parse_offset_checkpoint
+from tieringd.formats.index_files import parse_transaction_index
 from tieringd.formats.object_keys import data_key
+from tieringd.formats.producer_snapshot import EMPTY_PRODUCER_SNAPSHOT
 from tieringd.formats.record_batch import parse_header
+from tieringd.model.manifest import Gap
 from tieringd.model.partition import TopicPartition
+from tieringd.model.segment import BrokerIndexes
 from tieringd.policies.restore import RestoreLimits, plan_restore
 from tieringd.services.restorer import Restorer
 
@@ -38,6 +47,9 @@ class Site:
         plan = plan_restore(manifest, limits)
         return await self._restorer.restore(manifest, plan, target or self._target)
 
+    async def restore_shallow(self, manifest):
+        return await self._restorer.restore_shallow(manifest, self._target)
+
 
 @pytest.fixture
 def site(tmp_path, archive, writer):
@@ -51,15 +63,27 @@ def files_of(directory) -> dict[str, bytes]:
 
 
 def written(writer, segments) -> dict[str, bytes]:
-    return {f"{one.base_offset:020d}.log": writer.data_of(one.base_offset) for one in segments}
+    """Return what the broker wrote, with the leader epoch of a topic's first leader in each batch."""
+    found = {}
+    for one in segments:
+        data = writer.data_of(one.base_offset)
+        batches = []
+        while data:
+            size_bytes = parse_header(data).size_bytes
+            batches.append(data[:12] + bytes(4) + data[16:size_bytes])
+            data = data[size_bytes:]
+        found[f"{one.base_offset:020d}.log"] = b"".join(batches)
+    return found
 
 
-async def test_log_is_what_it_was(writer, archive, site):
-    """Bytes, side files and epochs are the old ones; the topic's id is the one that the new cluster gave."""
+async def test_log_is_what_it_was_but_for_its_epochs(writer, archive, site):
+    """Batches and side files are the old ones; epochs begin anew, and the topic's id is the new one."""
     writer.closed_segment()
     writer.begin_epoch(3)
-    writer.closed_segment(), writer.closed_segment()
+    writer.append(), writer.append(), writer.roll()
+    writer.closed_segment()
     manifest = await archived(writer, archive)
+    assert [epoch for epoch, _ in manifest.epochs] == [0, 3]
 
     done = await site.restore(manifest)
 
@@ -67,10 +91,9 @@ async def test_log_is_what_it_was(writer, archive, site):
     assert files_of(place) == written(writer, manifest.segments)
     assert read_topic_id(str(place)) == NEW_ID
     log = read_local_log(_local(site.place, writer))
-    assert log.epochs == ((0, 0), (3, 3))
+    assert log.epochs == ((0, 0),)
     assert (place / f"{0:020d}.index").read_bytes() == (writer.path / f"{0:020d}.index").read_bytes()
-    assert (place / f"{3:020d}.snapshot").is_file()
-    assert (done.start_offset, done.next_offset, done.segments, done.records) == (0, 9, 3, 9)
+    assert (done.start_offset, done.next_offset, done.segments, done.records) == (0, 12, 3, 12)
     assert (done.found_segments, done.ended_transactions, done.left_segments) == (0, 0, 0)
     assert sorted(one.name for one in site.directory.parent.iterdir()) == ["logs", "staging"]
     assert list((site.staging).iterdir()) == []
@@ -78,6 +101,22 @@ async def test_log_is_what_it_was(writer, archive, site):
 
 def _local(place, writer):
     return replace(writer.partition, path=str(place), log_dir=str(place.parent))
+
+
+async def test_shallow_restore_is_an_empty_log_where_the_archive_ends(writer, archive, site):
+    """Nothing is downloaded; again it is the same, and a log with records is not replaced."""
+    writer.begin_epoch(37)
+    writer.closed_segment(), writer.closed_segment()
+    manifest = await archived(writer, archive)
+    for _ in range(2):
+        done = await site.restore_shallow(manifest)
+        assert (done.start_offset, done.next_offset, done.segments, done.left_segments) == (6, 6, 0, 2)
+        log = read_local_log(_local(site.place, writer))
+        assert [one.base_offset for one in log.segments] == [6]
+        assert (log.size_bytes, log.epochs, read_topic_id(str(site.place))) == (0, ((0, 6),), NEW_ID)
+    (site.place / f"{6:020d}.log").write_bytes(b"record")
+    with pytest.raises(ConfigError, match="holds records"):
+        await site.restore_shallow(manifest)
 
 
 @pytest.mark.parametrize("ended_as", ["commit", "abort"])
@@ -118,6 +157,33 @@ async def test_interrupted_attempt_is_gone_on_with(writer, archive, site, store)
 
     assert (done.segments, done.found_segments) == (3, 1)
     assert files_of(site.place) == written(writer, manifest.segments)
+
+
+@pytest.mark.parametrize("damage", ["none", "of a batch", "old epoch", "no batch at its end"])
+async def test_file_of_an_earlier_attempt_is_judged_by_its_batches(writer, archive, site, store, damage):
+    """With the leader epochs that were stored it has the checksum that was stored, or it is fetched again."""
+    writer.begin_epoch(37)
+    writer.closed_segment()
+    writer.append()
+    writer.begin_epoch(38)
+    writer.append(), writer.roll()
+    manifest = await archived(writer, archive)
+    wanted = written(writer, manifest.segments)
+    name = f"{3:020d}.log"
+    earlier = {
+        "none": wanted[name],
+        "of a batch": wanted[name][:-1] + b"?",
+        "old epoch": writer.data_of(3),
+        "no batch at its end": wanted[name][:-70] + bytes(70),
+    }[damage]
+    directory = site.staging / str(writer.name)
+    directory.mkdir(parents=True)
+    (directory / name).write_bytes(earlier)
+
+    done = await site.restore(manifest)
+
+    assert done.found_segments == (1 if damage == "none" else 0)
+    assert files_of(site.place) == wanted
 
 
 async def test_smaller_attempt_after_a_larger_one_leaves_nothing_of_it(writer, archive, site, store):
@@ -180,14 +246,130 @@ async def test_crash_between_the_two_renames_is_mended(writer, archive, site):
     assert list(staging.iterdir()) == []
 
 
-def test_log_directory_is_one_of_a_broker_that_is_stopped(site, tmp_path):
-    """It has a broker's files, and a lock that nobody holds (a held one is seen beside a real broker)."""
-    require_stopped(site.directory)
-    with pytest.raises(ConfigError, match="is not the log directory of a Kafka broker"):
-        require_stopped(tmp_path)
-    lock = site.directory / ".lock"
-    lock.touch()
-    require_stopped(site.directory)
+_TRY_THE_LOCK = """
+import fcntl, sys
+with open(sys.argv[1], "r+b") as lock:
+    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+"""
+
+
+def could_start(directory):
+    """Say whether a broker could start: another process takes the lock as it does."""
+    command = [sys.executable, "-c", _TRY_THE_LOCK, str(directory / ".lock")]
+    return subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def test_broker_cannot_start_while_its_directory_is_worked_in(site, tmp_path):
+    """The lock that it would take is held, also where there was none (one that it holds is seen e2e)."""
+    with (
+        pytest.raises(ConfigError, match="is not the log directory of a Kafka broker"),
+        kept_stopped(tmp_path),
+    ):
+        pass
+    for _ in range(2):
+        with kept_stopped(site.directory):
+            assert not could_start(site.directory)
+        assert could_start(site.directory)
+
+
+async def test_record_that_came_during_the_restore_is_not_replaced(writer, archive, site, monkeypatch):
+    """The place is looked at again before the new log takes it."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    index_of = archive.remote_log.index_of
+
+    async def index_after_a_record(*arguments):
+        site.log.append(b"mine")
+        return await index_of(*arguments)
+
+    monkeypatch.setattr(archive.remote_log, "index_of", index_after_a_record)
+    with pytest.raises(ConfigError, match="holds records"):
+        await site.restore(manifest)
+    assert files_of(site.place) == {f"{0:020d}.log": site.log.data_of(0)}
+
+
+async def test_old_producers_are_forgotten(writer, archive, site):
+    """New ones get their ids: an empty snapshot lies at the end, where a segment of its own begins."""
+    writer.append(b"a", producer_id=0)
+    writer.commit(0)
+    writer.roll()
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    end = manifest.next_offset
+    (site.directory / "recovery-point-offset-checkpoint").write_text("0\n1\nother 0 7\n")
+
+    await site.restore(manifest)
+
+    snapshots = {path.name: path.read_bytes() for path in site.place.glob("*.snapshot")}
+    assert snapshots == {f"{end:020d}.snapshot": EMPTY_PRODUCER_SNAPSHOT}
+    assert (GOLDEN / "rolled" / f"{15:020d}.snapshot").read_bytes() == EMPTY_PRODUCER_SNAPSHOT
+    logs = sorted(site.place.glob("*.log"))
+    assert (logs[-1].name, logs[-1].stat().st_size) == (f"{end:020d}.log", 0)
+    # Of a segment without one Kafka would read all batches, and remember who wrote them.
+    assert all(path.with_suffix(".index").is_file() for path in logs)
+    points = parse_offset_checkpoint((site.directory / "recovery-point-offset-checkpoint").read_bytes())
+    assert points == {TopicPartition("other", 0): 7, writer.name: end}
+
+
+@pytest.mark.parametrize("rolls", ["", "before the marker", "at the end"])
+async def test_aborted_transaction_is_in_the_index_where_its_marker_is(
+    writer, archive, site, monkeypatch, rolls
+):
+    """Also where the archive has no side files, and where the marker is written by the restore."""
+    first = writer.append(b"a", producer_id=7)
+    writer.append(b"b", producer_id=7)
+    if rolls:
+        writer.roll()
+        writer.append(b"between")
+    if rolls == "at the end":
+        writer.roll()
+    marker = writer.next_offset
+    writer.abort(7)
+    if rolls != "at the end":
+        writer.roll()
+    manifest = await archived(writer, archive)
+    index_of = archive.remote_log.index_of
+
+    async def bare_index(*arguments):
+        return replace(await index_of(*arguments), broker=BrokerIndexes())
+
+    monkeypatch.setattr(archive.remote_log, "index_of", bare_index)
+
+    done = await site.restore(manifest)
+
+    assert done.next_offset == marker + 1
+    found = {path.name: parse_transaction_index(path.read_bytes()) for path in site.place.glob("*.txnindex")}
+    base = {"": 0, "before the marker": 2, "at the end": marker}[rolls]
+    ((name, (entry,)),) = found.items()
+    assert name == f"{base:020d}.txnindex"
+    assert entry[:3] == (7, first, marker)
+    assert all(path.with_suffix(".index").is_file() for path in site.place.glob("*.log"))
+
+
+@pytest.mark.parametrize("gap_before", [0, 6], ids=["no segment", "a segment"])
+async def test_new_records_go_on_behind_a_gap(writer, archive, site, gap_before):
+    """Offsets that were given out once are not given out again, though no segment reaches them."""
+    writer.closed_segment(), writer.closed_segment()
+    manifest = await archived(writer, archive)
+    if not gap_before:
+        manifest = manifest.begin(manifest.partition, start_offset=0)
+    manifest = manifest.with_gap(Gap(gap_before, 4_999, "lost", 0))
+
+    done = await site.restore(manifest)
+
+    assert (done.next_offset, done.segments) == (5_000, 2 if gap_before else 0)
+    log = read_local_log(_local(site.place, writer))
+    assert [one.base_offset for one in log.segments] == ([0, 3, 5_000] if gap_before else [5_000])
+    assert log.epochs == ((0, 0 if gap_before else 5_000),)
+
+
+async def test_partition_that_never_had_a_record_is_left_alone(writer, archive, site):
+    """Its log begins at 0, as the broker made it."""
+    writer.closed_segment()
+    manifest = (await archived(writer, archive)).begin(writer.identified, start_offset=0)
+    done = await site.restore(manifest)
+    assert (done.start_offset, done.next_offset) == (None, 0)
+    assert files_of(site.place) == {}
 
 
 async def test_full_disk_is_an_error_and_leaves_the_place_as_it_was(writer, archive, site):

@@ -1,0 +1,178 @@
+"""`tieringd recover cluster` into a cluster in memory: what is due, and never the same twice."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from tests.fakes.archive import archive_in
+from tests.fakes.log_writer import LogWriter
+from tests.fakes.target_cluster import FakeTargetCluster
+from tests.support.daemon import directory_config, write_config
+from tests.unit.cli.commands import invoked, tieringd
+from tieringd.cli.recover import cluster as into_cluster
+from tieringd.errors import ConfigError
+from tieringd.formats.history_link import HistoryLink
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.recovery_mark import RecoveryMark
+from tieringd.policies.topic_recovery import KEEPING
+from tieringd.storage.file import FileStore
+
+NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+
+
+class Place:
+    """An archive of a topic with two partitions, and a cluster that it goes to."""
+
+    def __init__(self, root, cluster):
+        self.root = root
+        self.cluster = cluster
+        self.writers = [LogWriter(root / "old", "orders", number) for number in range(2)]
+        self.config = self.archived(self.writers)
+        document = yaml.safe_load(self.config.read_text())
+        document["broker"] = {
+            "kind": "kafka",
+            "log_dirs": [str(root / "broker")],
+            "bootstrap": ["127.0.0.1:1"],
+        }
+        self.config = write_config(root / "cluster.yaml", document)
+
+    def archived(self, writers, name="old"):
+        """Archive a segment more of each partition."""
+        for writer in writers:
+            writer.closed_segment()
+        config = write_config(
+            self.root / f"{name}.yaml",
+            directory_config([self.root / name], self.root / "archive", self.root / f"state-{name}"),
+        )
+        assert tieringd("run", "--once", "--config", config).exit_code == 0
+        return config
+
+    def recover(self, *options):
+        """Return the rows of a recovery, by partition."""
+        done = invoked(
+            *("recover", "cluster", "--topics", "orders", "--config", self.config),
+            *("--format", "json", *options),
+        )
+        return {row["partition"]: row for row in done.json()}
+
+    def holds_all_once(self, topic="orders"):
+        """Say whether each partition has what was archived of it, once."""
+        return all(
+            self.cluster.values[topic, number] == list(writer.values().values())
+            for number, writer in enumerate(self.writers)
+        )
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    cluster = FakeTargetCluster()
+    monkeypatch.setattr(into_cluster, "TargetCluster", lambda _settings: cluster)
+    return cluster
+
+
+@pytest.fixture
+def place(tmp_path, cluster):
+    return Place(tmp_path, cluster)
+
+
+def test_run_again_writes_only_what_is_new(place):
+    """As the marks say."""
+    place.recover()
+    assert place.holds_all_once()
+    place.archived(place.writers)
+    rows = place.recover()
+    assert place.holds_all_once()
+    assert [(rows[number]["records"], rows[number]["new_records"]) for number in (0, 1)] == [(6, 3)] * 2
+
+
+def test_partition_whose_mark_was_forgotten_is_not_written_again(place, cluster):
+    """It holds records, and nobody knows which: that is refused, with the way out."""
+    place.recover()
+    before = dict(cluster.commits)
+    cluster.forget("orders", 0)
+    with pytest.raises(ConfigError, match=r"partitions 0 hold records.*Delete the topic and begin again"):
+        place.recover()
+    assert place.holds_all_once()
+    assert cluster.commits == {("orders", 1): before["orders", 1]}
+    cluster.values["orders", 0].clear()
+    place.recover()
+    assert place.holds_all_once()
+
+
+def test_marks_of_all_partitions_age_together(place, cluster):
+    """Each run commits each of them, also where nothing is new."""
+    place.recover()
+    finished = cluster.commit_count
+    place.recover()
+    assert [number > finished for number, _ in cluster.commits.values()] == [True, True]
+
+
+def test_attempt_that_began_at_the_same_time_keeps_its_marks(place, cluster):
+    """What it has set, or written, since the other one looked is not set back."""
+    cluster.add("orders", 2, KEEPING)
+    values = list(place.writers[0].values().values())
+
+    def other_attempt(_name):
+        cluster.before_writer = lambda _name: None
+        cluster.values["orders", 0] = list(values)
+        cluster.commit(
+            "orders", {0: RecoveryMark(len(values), "id-of-orders", "read_committed", len(values))}
+        )
+
+    cluster.before_writer = other_attempt
+    rows = place.recover("--into-existing")
+    assert place.holds_all_once()
+    assert (rows[0]["new_records"], rows[1]["new_records"]) == (0, 3)
+
+
+def test_attempt_with_another_isolation_at_the_same_time_is_refused(place, cluster):
+    """The topic would hold a mixture."""
+    cluster.add("orders", 2, KEEPING)
+
+    def other_attempt(_name):
+        cluster.before_writer = lambda _name: None
+        cluster.commit("orders", {0: RecoveryMark(0, "id-of-orders", "read_uncommitted")})
+
+    cluster.before_writer = other_attempt
+    with pytest.raises(ConfigError, match="was begun with --isolation read_uncommitted"):
+        place.recover("--into-existing")
+
+
+def test_what_has_been_written_does_not_count_against_the_targets_limits(place, cluster):
+    """An operator may set the retention that is wanted before the last records have come."""
+    place.recover()
+    topic = cluster.topics["orders"]
+    cluster.topics["orders"] = replace(topic, settings={**topic.settings, "retention.bytes": "1"})
+    place.recover()
+    place.archived(place.writers)
+    with pytest.raises(ConfigError, match=r"retention\.bytes=1"):
+        place.recover()
+
+
+def test_history_of_a_restored_topic_comes_first(place, cluster):
+    """A topic that goes on from an older archive is written from the beginning of that one."""
+    (listed,) = invoked("recover", "list", "--config", place.config, "--format", "json").json()
+    ends = [writer.next_offset for writer in place.writers]
+    new = [
+        LogWriter(place.root / "new", "orders", number, topic_id=NEW_ID, first_offset=ends[number])
+        for number in range(2)
+    ]
+    place.archived(new, "new")
+
+    async def link():
+        new_topic, old_topic = (
+            TopicKey(listed["cluster"], "orders", topic_id) for topic_id in (NEW_ID, listed["topic_id"])
+        )
+        store = FileStore(place.root / "archive")
+        await archive_in(store).history.link(HistoryLink(new_topic, old_topic, tuple(enumerate(ends))))
+        await store.close()
+
+    asyncio.run(link())
+    place.recover("--topic-id", NEW_ID)
+    for number in range(2):
+        values = [*place.writers[number].values().values(), *new[number].values().values()]
+        assert cluster.values["orders", number] == values

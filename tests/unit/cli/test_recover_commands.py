@@ -1,0 +1,199 @@
+"""`tieringd recover` where no broker is needed: what is looked at first, and what a report says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.fakes.log_writer import LogWriter
+from tests.support.daemon import directory_config, write_config
+from tests.unit.cli.commands import invoked, tieringd
+from tieringd.cli.recover.progress import ByteProgress, RecordProgress
+from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
+from tieringd.formats.records import Record
+from tieringd.model.partition import TopicIdPartition
+
+DEEP = ("--validate", "check_manifest_and_segment_metadata")
+PARTITIONS = 3
+NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
+
+
+class Place:
+    """An archive of a topic with three partitions, and a stopped broker that knows the topic."""
+
+    def __init__(self, root):
+        self.root = root
+        self.archive = root / "archive"
+        for number in range(PARTITIONS):
+            writer = LogWriter(root / "old", "orders", number)
+            for _ in range(4):
+                writer.closed_segment()
+        self.config = write_config(
+            root / "t.yaml", directory_config([root / "old"], self.archive, root / "state")
+        )
+        assert tieringd("run", "--once", "--config", self.config).exit_code == 0
+        self.logs = root / "new" / "logs"
+        self.logs.mkdir(parents=True)
+        (self.logs / "meta.properties").write_text("version=1\ncluster.id=new\nnode.id=1\n")
+        for number in range(PARTITIONS):
+            LogWriter(self.logs, "orders", number, topic_id=NEW_ID)
+
+    def recover(self, *options):
+        """Return the exit code and the rows, by partition."""
+        done = invoked(
+            *("recover", "directory", self.logs, "--topics", "orders", "--config", self.config),
+            *("--format", "json", *options),
+        )
+        return done.exit_code, {row["partition"]: row for row in json.loads(done.output)}
+
+    def object_of(self, number, name):
+        """Return the path of an object of a partition."""
+        (path,) = (one for one in self.archive.rglob(name) if f"/{number}_" in str(one))
+        return path
+
+    def restored(self, number):
+        """Return how many bytes the new broker has of a partition."""
+        return sum(one.stat().st_size for one in (self.logs / f"orders-{number}").glob("*.log"))
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path)
+
+
+@pytest.mark.parametrize("validate", [(), DEEP, (*DEEP, "--validation-depth", "0")])
+def test_sound_archive_passes(place, validate):
+    """Each partition is restored, and its row says that it was looked at."""
+    code, rows = place.recover(*validate)
+    assert code == 0
+    assert [rows[number]["validation"] for number in range(PARTITIONS)] == ["passed"] * PARTITIONS
+    assert [rows[number]["records"] for number in range(PARTITIONS)] == [12] * PARTITIONS
+
+
+def test_missing_manifest_is_refused_or_reported(place):
+    """By default nothing is restored; without a check the others are, and the report names it."""
+    place.object_of(1, "manifest").unlink()
+    with pytest.raises(CorruptDataError, match="1 of 3 partitions have no manifest"):
+        place.recover()
+    assert not any(map(place.restored, range(PARTITIONS)))
+    code, rows = place.recover("--validate", "no_check")
+    assert code == 0
+    assert (rows[1]["validation"], rows[1]["segments"]) == ("missing_manifest", 0)
+    assert (rows[0]["validation"], rows[2]["records"]) == ("not_checked", 12)
+
+
+def test_missing_object_is_found_before_anything_is_restored(place):
+    """Where segments are looked at; the other check meets it on the way."""
+    place.object_of(1, "9-11-*.log").unlink()
+    with pytest.raises(CorruptDataError, match="the archive is not whole: orders-1: "):
+        place.recover(*DEEP)
+    assert not any(map(place.restored, range(PARTITIONS)))
+    with pytest.raises(ObjectNotFound):
+        place.recover()
+    assert place.restored(0)
+
+
+def test_only_the_newest_segments_are_looked_at(place):
+    """As many as the depth says; 0 is all."""
+    place.object_of(1, "0-2-*.log").unlink()
+    with pytest.raises(CorruptDataError, match="not whole"):
+        place.recover(*DEEP, "--validation-depth", "4")
+    with pytest.raises(CorruptDataError, match="not whole"):
+        place.recover(*DEEP, "--validation-depth", "0")
+    code, rows = place.recover(*DEEP, "--validation-depth", "3", "--last-bytes", "1")
+    assert code == 0
+    assert rows[1]["validation"] == "passed"
+
+
+def test_partition_that_cannot_be_read_leaves_the_others_alone_without_a_check(place):
+    """Its row says why, and the command fails at its end."""
+    place.object_of(1, "3-5-*.log").unlink()
+    code, rows = place.recover("--validate", "no_check")
+    assert code == 1
+    assert "3-5-" in rows[1]["failure"]
+    assert (rows[0]["failure"], rows[2]["failure"]) == (None, None)
+    assert (bool(place.restored(0)), bool(place.restored(1)), bool(place.restored(2))) == (True, False, True)
+
+
+def test_no_link_is_written_where_a_later_topic_is_refused(place):
+    """A link cannot be taken back, and would come to life when the log is trimmed past it."""
+    LogWriter(place.root / "old", "payments").closed_segment()
+    assert tieringd("run", "--once", "--config", place.config).exit_code == 0
+    with pytest.raises(ConfigError, match="the broker knows of no partition payments-0"):
+        place.recover("--shallow", "--topics", "orders|payments")
+    assert not list(place.archive.rglob("history_link"))
+
+
+def test_full_restore_refuses_the_id_that_a_shallow_one_was_begun_for(place):
+    """Its link would put old records before the restored ones one day."""
+    assert place.recover("--shallow")[0] == 0
+    with pytest.raises(ConfigError, match="a shallow restore of topic orders was begun for its id"):
+        place.recover()
+    assert not any(map(place.restored, range(PARTITIONS)))
+
+
+def test_full_restore_refuses_a_topic_with_a_history(place, tmp_path):
+    """It would bring back the newer part alone, and say that all is there."""
+    assert place.recover("--shallow")[0] == 0
+    for number in range(PARTITIONS):
+        writer = LogWriter(tmp_path / "second", "orders", number, topic_id=NEW_ID, first_offset=12)
+        writer.closed_segment()
+    (tmp_path / "second" / "meta.properties").write_text("version=1\ncluster.id=new\nnode.id=1\n")
+    config = directory_config([tmp_path / "second"], place.archive, tmp_path / "state-second")
+    second = write_config(tmp_path / "second.yaml", config)
+    assert tieringd("run", "--once", "--config", second).exit_code == 0
+    with pytest.raises(ConfigError, match="goes on from an older archive, of cluster"):
+        place.recover("--from-cluster", "new")
+    assert not any(map(place.restored, range(PARTITIONS)))
+
+
+def test_cluster_recovery_needs_a_cluster(place):
+    """The configuration's broker section names it."""
+    with pytest.raises(ConfigError, match="names no cluster to write to"):
+        invoked("recover", "cluster", "--topics", ".*", "--config", place.config)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--rename", "abc"), "is not RE=REPLACEMENT"),
+        (("--rename", "(=x"), "is no regular expression"),
+        (("--topic-config", "abc"), "is not NAME=VALUE"),
+        (("--topics", "("), "is no regular expression"),
+        (("--parallel", "0"), "--parallel"),
+    ],
+)
+def test_option_that_makes_no_sense_is_refused(place, options, message):
+    """Before anything is opened."""
+    done = invoked("recover", "cluster", "--topics", ".*", "--config", place.config, *options)
+    assert done.exit_code == 2
+    assert message in " ".join(done.errors.split())
+
+
+def test_progress_in_bytes_is_told_at_each_tenth(capsys):
+    """And not in between."""
+    progress = ByteProgress(100)
+    for _ in range(100):
+        progress.note(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[-1].endswith("restored")
+
+
+def test_progress_in_records_is_told_every_few_seconds(capsys):
+    """With the share of all partitions together, and how long the rest will take."""
+    now = [0.0]
+    one, other = (TopicIdPartition("c", "t", "i", number) for number in range(2))
+    progress = RecordProgress({one: 100, other: 0}, 200 + 100, clock=lambda: now[0])
+    record = Record(0, 0, 0, None, b"x" * 1024, ())
+    progress.note(one, [record], 110)
+    now[0] = 4.0
+    progress.note(one, [record, record], 150)
+    progress.note(other, [record], 50)
+    now[0] = 8.0
+    progress.note(other, [], 50)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "3 records written (25%), 768B/s, about 12 s left"
+    assert second.startswith("4 records written (50%), ")
+    assert second.endswith("about 8 s left")

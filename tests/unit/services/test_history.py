@@ -1,0 +1,182 @@
+"""The history of restored topics: linked once, found again, and never in a circle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.archive import archive_in, archived
+from tests.fakes.log_writer import LogWriter
+from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
+from tieringd.formats.history_link import HistoryLink
+from tieringd.formats.object_keys import TopicKey, history_link_key
+from tieringd.model.manifest import Gap
+from tieringd.policies.history_part import GONE
+from tieringd.services.history import LINKS_MAX, LOOK_AGAIN_MS, History
+from tieringd.services.log_reader import LogReader
+
+IDS = [f"AAAAAAAAAAAAAAAAAAAAA{letter}" for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ"]
+
+
+def key_of(number):
+    return TopicKey(f"cluster-{number}", "orders", IDS[number])
+
+
+def linked(number, start, *, history=None):
+    return HistoryLink(key_of(number), key_of(number - 1 if history is None else history), ((0, start),))
+
+
+@pytest.fixture
+def history(store, archive, clock):
+    return History(store, archive.manifests, now_ms=clock)
+
+
+async def old_archive(tmp_path, store, number, *, first_offset=0, segments=2):
+    """Archive a topic in a cluster of its own; return its writer and its manifest."""
+    writer = LogWriter(tmp_path / str(number), topic_id=IDS[number], first_offset=first_offset)
+    writer.identified = replace(writer.identified, cluster=key_of(number).cluster)
+    writer.begin_epoch(10 - number)
+    for _ in range(segments):
+        writer.closed_segment()
+    return writer, await archived(writer, archive_in(store))
+
+
+async def test_topic_without_a_link_has_no_history(writer, history):
+    """Most have none."""
+    assert await history.parts(writer.identified, start_offset=5) == ()
+
+
+async def test_history_goes_back_over_several_restores(tmp_path, store, history):
+    """Oldest first, each up to where the next one begins."""
+    first, _ = await old_archive(tmp_path, store, 0)
+    second, _ = await old_archive(tmp_path, store, 1, first_offset=6)
+    third, _ = await old_archive(tmp_path, store, 2, first_offset=12)
+    await history.link(linked(1, 6))
+    await history.link(linked(2, 12))
+    parts = await history.parts(third.identified, start_offset=12)
+    assert [one.partition for one in parts] == [first.identified, second.identified]
+    assert [(one.start_offset, one.next_offset) for one in parts] == [(0, 6), (6, 12)]
+
+
+async def test_link_is_written_once(store, history):
+    """The same again is no change; another is refused."""
+    await history.link(linked(1, 6))
+    before = dict(store._objects)
+    await history.link(linked(1, 6))
+    assert store._objects == before
+    with pytest.raises(ConfigError, match="goes on from another archive already, or from another offset"):
+        await history.link(linked(1, 7))
+    assert store._objects == before
+
+
+async def test_circle_is_refused(history):
+    """Also one over several topics, and of a topic with itself."""
+    await history.link(linked(1, 6))
+    await history.link(linked(2, 6))
+    for link in (linked(0, 6, history=2), linked(3, 6, history=3)):
+        with pytest.raises(ConfigError, match="lead in a circle"):
+            await history.link(link)
+
+
+async def test_circle_that_is_there_is_an_error(tmp_path, store, archive, clock):
+    """Nobody writes one; a copied bucket might hold it."""
+    writer, _ = await old_archive(tmp_path, store, 0, first_offset=6)
+    await old_archive(tmp_path, store, 1, first_offset=6)
+    await History(store, archive.manifests, now_ms=clock).link(linked(1, 6))
+    donor = History(type(store)(), archive.manifests, now_ms=clock)
+    await donor.link(linked(0, 6, history=1))
+    store._objects |= donor._store._objects
+    with pytest.raises(CorruptDataError, match="has no end"):
+        await History(store, archive.manifests, now_ms=clock).parts(writer.identified, start_offset=6)
+
+
+async def test_too_many_restores_are_refused(history):
+    """Before the link is written."""
+    for number in range(1, LINKS_MAX + 1):
+        await history.link(linked(number, 6))
+    with pytest.raises(ConfigError, match=f"over {LINKS_MAX} restores"):
+        await history.link(linked(LINKS_MAX + 1, 6))
+
+
+async def test_missing_link_is_looked_for_again_after_a_while(tmp_path, store, archive, clock, history):
+    """A restore may come while the daemon runs."""
+    await old_archive(tmp_path, store, 0)
+    new = LogWriter(tmp_path / "new", topic_id=IDS[1], first_offset=6)
+    name = replace(new.identified, cluster=key_of(1).cluster)
+    assert await history.parts(name, start_offset=6) == ()
+    await History(store, archive.manifests, now_ms=clock).link(linked(1, 6))
+    clock.now_ms += LOOK_AGAIN_MS - 1
+    assert await history.parts(name, start_offset=6) == ()
+    clock.now_ms += 1
+    assert len(await history.parts(name, start_offset=6)) == 1
+
+
+async def test_log_that_does_not_begin_there_has_no_history(tmp_path, store, history):
+    """A link of a restore that was never finished: the log began at 0, and has these offsets itself."""
+    await old_archive(tmp_path, store, 0)
+    await history.link(linked(1, 6))
+    new = LogWriter(tmp_path / "new", topic_id=IDS[1])
+    assert await history.parts(replace(new.identified, cluster="cluster-1"), start_offset=0) == ()
+
+
+async def test_damaged_link_is_named(store, history):
+    """With its key: a topic would else seem to begin anew."""
+    await history.link(linked(1, 6))
+    key = history_link_key(key_of(1))
+    data, *rest = store._objects[key]
+    store._objects[key] = (data[:-1] + b"?", *rest)
+    with pytest.raises(CorruptDataError, match="history_link"):
+        await history.link(linked(1, 7))
+
+
+@pytest.mark.parametrize("read_committed", [True, False])
+async def test_reading_begins_in_the_history(tmp_path, store, archive, history, read_committed):
+    """Across the seam, and across what retention took of the new archive's head; aborted records as ever."""
+    old = LogWriter(tmp_path / "0", topic_id=IDS[0])
+    old.identified = replace(old.identified, cluster="cluster-0")
+    old.append(b"kept")
+    old.append(b"aborted later", producer_id=7)
+    end = old.roll()
+    old.abort(7)
+    old.closed_segment()
+    await archived(old, archive)
+    old_values = {
+        offset: value for offset, value in old.values(read_committed=read_committed).items() if offset < end
+    }
+    new, manifest = await old_archive(tmp_path, store, 1, first_offset=end)
+    await history.link(linked(1, end))
+    gaps = []
+
+    async def read(offset):
+        reader = LogReader(
+            new.identified,
+            manifests=archive.manifests,
+            records=archive.records,
+            from_offset=offset,
+            on_gap=gaps.append,
+            history=history,
+        )
+        return {one.offset: one.value async for one in reader.records(read_committed=read_committed)}
+
+    assert await read(0) == old_values | new.values()
+    assert await read(end) == new.values()
+    assert gaps == []
+    stored = await archive.manifests.load(new.identified)
+    await archive.manifests.commit(stored, manifest.expired(1, now_ms=1), leader_epoch=10**6)
+    left = {offset: value for offset, value in new.values().items() if offset >= end + 3}
+    assert await read(0) == old_values | left
+    assert gaps == [Gap(end, end + 2, GONE, 0)]
+
+
+async def test_outage_leaves_what_is_known_of_links(writer, store, history, clock):
+    """That there was none is told on; where nobody has looked yet, nothing is known."""
+    store.fail_next("get", lambda: StorageUnavailable("away"), times=2)
+    with pytest.raises(StorageUnavailable):
+        await history.parts(writer.identified, start_offset=5)
+    store._faults.clear()
+    assert await history.parts(writer.identified, start_offset=5) == ()
+    clock.now_ms += LOOK_AGAIN_MS
+    store.fail_next("get", lambda: StorageUnavailable("away"))
+    assert await history.parts(writer.identified, start_offset=5) == ()
+    assert not store._faults["get"]

@@ -1,0 +1,333 @@
+"""
+A live cluster that records are written to: its topics, and one transactional writer for each partition.
+
+A writer sends a bounded number of records and, in the same transaction, the mark that says how far it is.
+So what a mark tells is true whenever it can be read: nothing is written twice, and nothing left out,
+however an attempt ends. A second writer of the same partition fences the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as ClientPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    GroupAuthorizationFailedError,
+    InvalidTimestampError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    NotCoordinatorError,
+    ProducerFenced,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
+    for_code,
+)
+from aiokafka.structs import OffsetAndMetadata
+
+from tieringd.broker.kafka import KafkaBroker
+from tieringd.broker.kafka_protocol import tls_context
+from tieringd.errors import BrokerDenied, BrokerUnavailable, FencedError
+from tieringd.formats.recovery_mark import RecoveryMark, decode_mark, encode_mark
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+    from tieringd.broker.kafka_protocol import KafkaSettings
+    from tieringd.formats.records import Record
+
+_BATCH_BYTES_MAX = 512 << 10
+_REQUEST_TIMEOUT_MS = 40_000
+_TRANSACTION_TIMEOUT_MS = 60_000
+_TRIES = 60
+_BACKOFF_SECONDS = 0.5
+_DENIED = (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
+)
+_NOT_YET = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
+_BATCH_OVERHEAD_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTopic:
+    """A topic of the cluster, as it is now."""
+
+    name: str
+    topic_id: str
+    partition_count: int
+    settings: Mapping[str, str]
+    """What is in effect, whoever set it."""
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Return how large a batch may be."""
+        return int(self.settings.get("max.message.bytes", _BATCH_BYTES_MAX))
+
+
+class TargetCluster:
+    """The cluster's topics and the marks on them. Open it with `async with`."""
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        self._client = _client_settings(settings)
+        self._bootstrap = ",".join(settings.bootstrap)
+        self._admin: Any = AIOKafkaAdminClient(**self._client)
+        # It asks for topics without having them created, and knows their ids.
+        self._broker = KafkaBroker(settings)
+
+    async def __aenter__(self) -> Self:
+        """
+        Connect.
+
+        Raises:
+            BrokerUnavailable: The cluster cannot be reached.
+        """
+        try:
+            with self._translated("be reached"):
+                await self._admin.start()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Disconnect."""
+        await self._admin.close()
+        await self._broker.close()
+
+    async def topic(self, name: str) -> TargetTopic | None:
+        """Return a topic with its settings; None where the cluster has none of that name."""
+        found = await self._broker.topic_shape(name)
+        if found is None:
+            return None
+        with self._translated(f"describe topic {name}"):
+            (answer,) = await self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+            ((code, message, _kind, _name, entries),) = answer.resources
+            if code:
+                raise for_code(code)(message)
+        topic_id, partition_count = found
+        settings = {entry[0]: entry[1] for entry in entries if entry[1] is not None}
+        return TargetTopic(name, topic_id, partition_count, settings)
+
+    async def create(
+        self, name: str, *, partitions: int, replication_factor: int, settings: Mapping[str, str]
+    ) -> TargetTopic:
+        """
+        Create a topic, and return it when the cluster knows it.
+
+        Raises:
+            BrokerDenied: The cluster does not want it: for its settings, for us, or as it has one.
+        """
+        new = NewTopic(name, partitions, 1, topic_configs=dict(settings))
+        # The constructor refuses -1, which the broker takes for the cluster's default.
+        new.replication_factor = replication_factor
+        with self._translated(f"create topic {name}"):
+            response = await self._admin.create_topics([new])
+        for _name, code, message in (error[:3] for error in response.topic_errors):
+            if code:
+                raise BrokerDenied(
+                    f"the cluster at {self._bootstrap} does not create topic {name}: "
+                    f"{message or for_code(code).__name__}",
+                    hint="Check --topic-config, --replication-factor, and that this user may create topics",
+                )
+        for _ in range(_TRIES):
+            found = await self.topic(name)
+            if found is not None and found.partition_count == partitions:
+                return found
+            await asyncio.sleep(_BACKOFF_SECONDS)
+        raise BrokerUnavailable(f"topic {name} was created, and the cluster does not show it yet")
+
+    async def marks(self, group: str, topic: TargetTopic) -> dict[int, RecoveryMark]:
+        """
+        Return the marks of a recovery on *topic*, by partition; none of an earlier topic of that name.
+
+        Raises:
+            CorruptDataError: The group's offsets are not ours.
+        """
+        asked = [ClientPartition(topic.name, number) for number in range(topic.partition_count)]
+        with self._translated(f"read the offsets of group {group}"):
+            found = await self._group_offsets(group, asked)
+        marks = {
+            partition.partition: decode_mark(committed.offset, committed.metadata)
+            for partition, committed in found.items()
+            if committed.offset >= 0
+        }
+        return {number: mark for number, mark in marks.items() if mark.target_topic_id == topic.topic_id}
+
+    async def end_offsets(self, topic: TargetTopic) -> dict[int, int]:
+        """
+        Return where each partition ends; 0 is one that never had a record.
+
+        Raises:
+            BrokerUnavailable: The cluster does not answer.
+        """
+        partitions = [ClientPartition(topic.name, number) for number in range(topic.partition_count)]
+        consumer: Any = AIOKafkaConsumer(**self._client)
+        try:
+            with self._translated(f"find the end of {topic.name}"):
+                await consumer.start()
+                found = await consumer.end_offsets(partitions)
+        finally:
+            await consumer.stop()
+        return {partition.partition: offset for partition, offset in found.items()}
+
+    async def _group_offsets(self, group: str, asked: Sequence[ClientPartition]) -> Any:
+        for number in range(_TRIES):
+            try:
+                return await self._admin.list_consumer_group_offsets(group, partitions=list(asked))
+            except _NOT_YET:
+                # The first question of a group in a new cluster has the coordinator's own topic created.
+                if number == _TRIES - 1:
+                    raise
+                await asyncio.sleep(_BACKOFF_SECONDS)
+        raise AssertionError("the last try returns or raises")
+
+    @asynccontextmanager
+    async def writer(
+        self, topic: TargetTopic, *, name: str, group: str, compression: str | None
+    ) -> AsyncIterator[TargetWriter]:
+        """
+        Open a writer; an earlier one of the same *name* is fenced, and its open transaction undone.
+
+        Raises:
+            BrokerDenied: We may not write there.
+            BrokerUnavailable: The cluster does not answer.
+        """
+        producer: Any = AIOKafkaProducer(
+            **self._client,
+            transactional_id=name,
+            transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS,
+            compression_type=compression,
+            max_batch_size=max(1, min(_BATCH_BYTES_MAX, topic.max_message_bytes - _BATCH_OVERHEAD_BYTES)),
+            max_request_size=1 << 30,
+        )
+        try:
+            with self._translated(f"begin to write to {topic.name}"):
+                await producer.start()
+            yield TargetWriter(producer, topic, group, self._translated)
+        finally:
+            await producer.stop()
+
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        """Turn the client's errors into ours; *what* could not be done."""
+        try:
+            yield
+        except ProducerFenced as error:
+            raise FencedError(
+                f"the cluster at {self._bootstrap} does not let us {what}: another recovery of the same "
+                "partition runs",
+                hint="Let one of them end; it goes on where both of them are",
+            ) from error
+        except _DENIED as error:
+            raise BrokerDenied(
+                f"the cluster at {self._bootstrap} does not let us {what}: {type(error).__name__}",
+                hint="Grant Create, Describe, DescribeConfigs and Write on the topic, Read on the group "
+                "tieringd-recover-*, and Write on the transactional id tieringd-recover-*",
+            ) from error
+        except (MessageSizeTooLargeError, RecordListTooLargeError) as error:
+            raise BrokerDenied(
+                f"the cluster at {self._bootstrap} cannot {what}: a record is larger than max.message.bytes",
+                hint="Raise max.message.bytes of the topic, and come again: it goes on there",
+            ) from error
+        except InvalidTimestampError as error:
+            raise BrokerDenied(
+                f"the cluster at {self._bootstrap} cannot {what}: it does not take a record's time",
+                hint="Raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the topic, "
+                "and come again: it goes on there",
+            ) from error
+        except (KafkaError, OSError) as error:
+            reason = str(error) or type(error).__name__
+            raise BrokerUnavailable(f"the cluster at {self._bootstrap} could not {what}: {reason}") from error
+
+
+class TargetWriter:
+    """Writes records and marks to one topic, all of each call or nothing. Owned by one task."""
+
+    def __init__(self, producer: Any, topic: TargetTopic, group: str, translated: Any) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._group = group
+        self._translated = translated
+
+    async def set_marks(self, marks: Mapping[int, RecoveryMark]) -> None:
+        """Set marks of partitions to which nothing is written with them."""
+        with self._translated(f"set the marks of {self._topic.name}"):
+            async with self._producer.transaction():
+                await self._commit_marks(marks)
+
+    async def write(self, partition: int, records: Sequence[Record], mark: RecoveryMark) -> RecoveryMark:
+        """
+        Append *records* in their order, and set *mark*; return it with where they are now.
+
+        Raises:
+            FencedError: Another recovery writes there.
+            BrokerDenied: The cluster does not want a record; nothing of this call is visible.
+            BrokerUnavailable: Likewise, for now.
+        """
+        with self._translated(f"write to {self._topic.name}-{partition}"):
+            async with self._producer.transaction():
+                sent = []
+                for batch in self._batches(records):
+                    sent.append(await self._producer.send_batch(batch, self._topic.name, partition=partition))
+                    last_records = batch.record_count()
+                told = await asyncio.gather(*sent)
+                if told:
+                    mark = replace(
+                        mark,
+                        records=mark.records + len(records),
+                        first_source=records[0].offset if mark.first_source is None else mark.first_source,
+                        first_target=told[0].offset if mark.first_target is None else mark.first_target,
+                        last_source=records[-1].offset,
+                        last_target=told[-1].offset + last_records - 1,
+                    )
+                await self._commit_marks({partition: mark})
+        return mark
+
+    def _batches(self, records: Sequence[Record]) -> Iterator[Any]:
+        batch = self._producer.create_batch()
+        for record in records:
+            row = {
+                "key": record.key,
+                "value": record.value,
+                "timestamp": record.timestamp_ms,
+                "headers": list(record.headers),
+            }
+            if batch.append(**row) is None:
+                yield batch
+                batch = self._producer.create_batch()
+                batch.append(**row)
+        if batch.record_count():
+            batch.close()
+            yield batch
+
+    async def _commit_marks(self, marks: Mapping[int, RecoveryMark]) -> None:
+        offsets = {
+            ClientPartition(self._topic.name, number): OffsetAndMetadata(mark.next_offset, encode_mark(mark))
+            for number, mark in marks.items()
+        }
+        await self._producer.send_offsets_to_transaction(offsets, self._group)
+
+
+def _client_settings(settings: KafkaSettings) -> dict[str, Any]:
+    return {
+        "bootstrap_servers": list(settings.bootstrap),
+        "client_id": settings.client_id,
+        "request_timeout_ms": _REQUEST_TIMEOUT_MS,
+        "security_protocol": settings.security_protocol,
+        "sasl_mechanism": settings.sasl_mechanism,
+        "sasl_plain_username": settings.sasl_username,
+        "sasl_plain_password": settings.sasl_password,
+        "ssl_context": tls_context(settings),
+    }

@@ -1,0 +1,45 @@
+"""The log directory of a broker that is stopped, and stays so as long as somebody works in it."""
+
+from __future__ import annotations
+
+import fcntl
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tieringd.errors import ConfigError, LocalFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@contextmanager
+def kept_stopped(log_dir: Path) -> Iterator[None]:
+    """
+    See that no broker runs on *log_dir*, and let none start: hold the lock that a running one holds.
+
+    Raises:
+        ConfigError: One does, or this is no broker's log directory.
+        LocalFileError: The lock's file cannot be opened.
+    """
+    if not (log_dir / "meta.properties").is_file():
+        raise ConfigError(
+            f"{log_dir} is not the log directory of a Kafka broker: it has no meta.properties",
+            hint="Format it and start the broker once, create the topics, stop it, and come again",
+        )
+    path = log_dir / ".lock"
+    try:
+        lock = path.open("a+b")
+    except OSError as error:
+        raise LocalFileError(
+            f"{path}: {error.strerror}", path=str(path), hint="Run this as the broker's user"
+        ) from error
+    with lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"a broker is running on {log_dir}, or another restore: {path} is held",
+                hint="Stop it first",
+            ) from error
+        yield

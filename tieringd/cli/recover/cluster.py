@@ -1,0 +1,351 @@
+"""
+`tieringd recover cluster`: records of archived topics, written to topics of a live cluster.
+
+All that can be refused is refused before the first topic is created. What is written goes with the marks
+that a next attempt begins at (`formats.recovery_mark`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tieringd.broker.kafka_target import TargetCluster
+from tieringd.cli.recover.progress import RecordProgress
+from tieringd.cli.recover.selection import matching_once, repeated
+from tieringd.cli.recover.validation import MISSING, missing, validated
+from tieringd.daemon.assembly import opened_archive, wall_clock_ms
+from tieringd.daemon.beside import kafka_settings
+from tieringd.errors import BrokerUnavailable, ConfigError
+from tieringd.formats.recovery_mark import RecoveryMark
+from tieringd.metrics import Metrics
+from tieringd.policies.restore import RestoreLimits, plan_restore
+from tieringd.policies.topic_recovery import KEEPING, Renaming, target_fault
+from tieringd.services.republisher import Republisher, first_codec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tieringd.broker.kafka_target import TargetTopic
+    from tieringd.cli.recover.options import Validation
+    from tieringd.cli.recover.selection import Wanted
+    from tieringd.cli.recover.validation import Findings
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.services.catalog import ArchivedTopic
+    from tieringd.services.republisher import RepublishedPartition
+
+REPORTED = (
+    "topic",
+    "partition",
+    "from_topic",
+    "records",
+    "new_records",
+    "first_source",
+    "last_source",
+    "next_source",
+    "first_target",
+    "last_target",
+    "gap_offsets",
+    "retention_ms",
+    "validation",
+)
+"""The columns of the report."""
+
+READ_COMMITTED = "read_committed"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRecovery:
+    """What is asked for."""
+
+    wanted: Wanted
+    limits: RestoreLimits
+    renaming: Renaming
+    settings: Mapping[str, str]
+    """Of the topics that are created, beside those that keep what is written."""
+    replication_factor: int
+    compression: str | None
+    """`none`, or a codec; None is how the archived batches are."""
+    isolation: str
+    into_existing: bool
+    parallel: int
+    """Partitions at once."""
+    validate: Validation
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """An archived topic, and the one that it goes to."""
+
+    archived: ArchivedTopic
+    name: str
+    target: TargetTopic | None
+    """None where it has to be created."""
+    marks: Mapping[int, RecoveryMark]
+    history: Mapping[int, Sequence[PartitionManifest]]
+    """By partition, the older archives that it goes on from, as far as they are asked for."""
+
+    @property
+    def group(self) -> str:
+        key = self.archived.topic.key
+        return f"tieringd-recover-{key.cluster}-{key.topic}-{key.topic_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A partition that is to be written."""
+
+    topic: _Topic
+    target: TargetTopic
+    manifest: PartitionManifest
+    mark: RecoveryMark
+
+
+async def recovered_into_cluster(config: Config, asked: ClusterRecovery) -> list[dict[str, Any]]:
+    """Write what is asked for; return the rows of the report."""
+    if not config.broker.bootstrap:
+        raise ConfigError(
+            "the configuration names no cluster to write to", hint="Set broker.bootstrap to the new cluster's"
+        )
+    async with (
+        opened_archive(config, Metrics()) as archive,
+        TargetCluster(kafka_settings(config)) as cluster,
+    ):
+        found = await matching_once(archive, asked.wanted)
+        findings = await validated(archive, found, asked.validate, asked.depth)
+        topics = [await _looked_at(archive, cluster, one, asked) for one in _named(found, asked.renaming)]
+        jobs = [job for topic in topics for job in await _begun(cluster, topic, asked)]
+        done = await _written(archive, cluster, jobs, asked)
+        rows = [_row(job, one, findings) for job, one in zip(jobs, done, strict=True)]
+        return rows + [
+            dict.fromkeys(REPORTED)
+            | {"topic": topic.name, "partition": one.partition, "records": 0, "validation": MISSING}
+            for topic in topics
+            for one in missing(topic.archived)
+        ]
+
+
+def _named(found: Sequence[ArchivedTopic], renaming: Renaming) -> list[tuple[ArchivedTopic, str]]:
+    try:
+        names = [renaming.name_of(one.topic.key.topic) for one in found]
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    twice = repeated(names)
+    if twice:
+        raise ConfigError(f"more than one topic would be named {', '.join(twice)}")
+    return list(zip(found, names, strict=True))
+
+
+async def _looked_at(
+    archive: Archive, cluster: TargetCluster, named: tuple[ArchivedTopic, str], asked: ClusterRecovery
+) -> _Topic:
+    """
+    Return a topic with its target and its marks, once it is sure that the one may go into the other.
+
+    Raises:
+        ConfigError: It may not.
+    """
+    archived, name = named
+    history = {}
+    # The newest part that is asked for is one of what this cluster archived itself.
+    for one in archived.partitions if asked.limits == RestoreLimits() else ():
+        history[one.partition.partition] = await archive.history.parts(
+            one.partition, start_offset=one.start_offset
+        )
+    target = await cluster.topic(name)
+    topic = _Topic(archived, name, target, {}, history)
+    if target is not None:
+        topic = replace(topic, marks=await cluster.marks(topic.group, target))
+        _require_ours(topic, target, asked)
+        await _require_no_mark_lost(cluster, topic, target)
+    settings = target.settings if target is not None else {**KEEPING, **asked.settings}
+    due = [_due(topic, one, asked) for one in archived.partitions]
+    times = [one.base_timestamp_ms for segments in due for one in segments if one.base_timestamp_ms >= 0]
+    fault = target_fault(
+        settings,
+        oldest_ms=min(times, default=-1),
+        size_bytes=max((sum(one.size_bytes for one in segments) for segments in due), default=0),
+        now_ms=wall_clock_ms(),
+    )
+    if fault is not None:
+        raise ConfigError(f"topic {name} of the target cluster has {fault.reason}", hint=fault.hint)
+    return topic
+
+
+def _due(topic: _Topic, manifest: PartitionManifest, asked: ClusterRecovery) -> list[RemoteSegment]:
+    """Return the segments of a partition that have not all been written yet."""
+    number = manifest.partition.partition
+    mark = topic.marks.get(number)
+    written_to = 0 if mark is None else mark.next_offset
+    older = (segment for part in topic.history.get(number, ()) for segment in part.segments)
+    own = plan_restore(manifest, asked.limits).segments
+    return [one for one in (*older, *own) if one.next_offset > written_to]
+
+
+def _require_ours(topic: _Topic, target: TargetTopic, asked: ClusterRecovery) -> None:
+    name = topic.name
+    if not topic.marks and not asked.into_existing:
+        raise ConfigError(
+            f"the target cluster has a topic {name}, and no recovery of this archive has made it",
+            hint="Write to another with --rename, --prefix or --suffix; --into-existing appends to this one",
+        )
+    if target.partition_count < topic.archived.topic.partition_count:
+        raise ConfigError(
+            f"topic {name} of the target cluster has {target.partition_count} partitions, and "
+            f"{topic.archived.topic.partition_count} come",
+            hint="Add partitions to it, or write to another topic",
+        )
+    _require_one_isolation(name, topic.marks, asked)
+
+
+def _require_one_isolation(name: str, marks: Mapping[int, RecoveryMark], asked: ClusterRecovery) -> None:
+    others = {one.isolation for one in marks.values()} - {asked.isolation}
+    if others:
+        raise ConfigError(
+            f"topic {name} was begun with --isolation {min(others)}: it would hold a mixture",
+            hint="Go on with the same, or delete the topic and begin again",
+        )
+
+
+async def _require_no_mark_lost(cluster: TargetCluster, topic: _Topic, target: TargetTopic) -> None:
+    """
+    See that a recovery that was begun has no partition with records and without a mark.
+
+    Brokers forget each mark by its own age, and what has been written would be written again.
+    """
+    numbers = {one.partition.partition for one in topic.archived.partitions} - topic.marks.keys()
+    if not topic.marks or not numbers:
+        return
+    ends = await cluster.end_offsets(target)
+    lost = sorted(number for number in numbers if ends.get(number))
+    if lost:
+        raise ConfigError(
+            f"the cluster has forgotten how far the recovery of topic {topic.name} was: partitions "
+            f"{', '.join(map(str, lost))} hold records, and group {topic.group} has no offset of them",
+            hint="Delete the topic and begin again, or write to another with --rename, --prefix or --suffix",
+        )
+
+
+async def _begun(cluster: TargetCluster, topic: _Topic, asked: ClusterRecovery) -> list[_Job]:
+    """Create the target where there is none, and see that every partition has a mark."""
+    target = topic.target
+    if target is None:
+        target = await cluster.create(
+            topic.name,
+            partitions=topic.archived.topic.partition_count,
+            replication_factor=asked.replication_factor,
+            settings={**KEEPING, **asked.settings},
+        )
+        typer.echo(f"created topic {topic.name}; {_kept(topic, target)}", err=True)
+    marks = dict(topic.marks)
+    numbers = {one.partition.partition for one in topic.archived.partitions}
+    if numbers - marks.keys():
+        async with cluster.writer(
+            target, name=f"{topic.group}-{topic.name}", group=topic.group, compression=None
+        ) as writer:
+            # Another attempt may have begun since we looked; from here on it is fenced.
+            marks = await cluster.marks(topic.group, target)
+            _require_one_isolation(topic.name, marks, asked)
+            new = {
+                one.partition.partition: RecoveryMark(
+                    _start_of(topic, one, asked.limits), target.topic_id, asked.isolation
+                )
+                for one in topic.archived.partitions
+                if one.partition.partition not in marks
+            }
+            if new:
+                await writer.set_marks(new)
+        marks |= new
+    return [_Job(topic, target, one, marks[one.partition.partition]) for one in topic.archived.partitions]
+
+
+def _kept(topic: _Topic, target: TargetTopic) -> str:
+    """Say how long the target keeps what is written, and how long the archived topic did."""
+    original = topic.archived.topic.original_retention
+    was = original.effective_ms if original is not None else None
+    told = f"it keeps its records by retention.ms={target.settings.get('retention.ms')}"
+    return told if was is None else f"{told}, and the archived topic had {was}"
+
+
+def _start_of(topic: _Topic, manifest: PartitionManifest, limits: RestoreLimits) -> int:
+    if limits == RestoreLimits():
+        parts = topic.history.get(manifest.partition.partition)
+        return parts[0].start_offset if parts else manifest.start_offset
+    start_offset = plan_restore(manifest, limits).start_offset
+    return manifest.next_offset if start_offset is None else start_offset
+
+
+async def _written(
+    archive: Archive, cluster: TargetCluster, jobs: Sequence[_Job], asked: ClusterRecovery
+) -> list[RepublishedPartition]:
+    """Write all partitions, a few at once; the first that fails ends the others."""
+    progress = RecordProgress(
+        {job.manifest.partition: job.mark.next_offset for job in jobs},
+        sum(max(job.mark.next_offset, job.manifest.next_offset) for job in jobs),
+    )
+    places = asyncio.Semaphore(asked.parallel)
+    republisher = Republisher(archive.manifests, archive.records, archive.history)
+
+    async def write(job: _Job) -> RepublishedPartition:
+        async with places:
+            partition = job.manifest.partition
+            codec = asked.compression
+            if codec is None:
+                codec = (await first_codec(archive.remote_log, archive.reader, job.manifest)).name.lower()
+            async with cluster.writer(
+                job.target,
+                name=f"{job.topic.group}-{job.topic.name}-{partition.partition}",
+                group=job.topic.group,
+                compression=None if codec == "none" else codec,
+            ) as writer:
+                # The writer has fenced an earlier attempt, whose last mark may have come since we looked.
+                marks = await cluster.marks(job.topic.group, job.target)
+                mark = marks.get(partition.partition)
+                if mark is None:
+                    raise BrokerUnavailable(
+                        f"the mark of {job.topic.name}-{partition.partition} has gone: group "
+                        f"{job.topic.group} was deleted meanwhile"
+                    )
+                # Also where nothing is written: brokers forget marks by their age, and these age together.
+                await writer.set_marks({partition.partition: mark})
+                return await republisher.republish(
+                    partition,
+                    mark,
+                    writer,
+                    read_committed=asked.isolation == READ_COMMITTED,
+                    on_records=progress.note,
+                )
+
+    tasks = [asyncio.create_task(write(job)) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _row(job: _Job, done: RepublishedPartition, findings: Findings) -> dict[str, Any]:
+    mark = done.mark
+    return {
+        "topic": job.topic.name,
+        "partition": done.partition.partition,
+        "from_topic": done.partition.topic,
+        "records": mark.records,
+        "new_records": done.records,
+        "first_source": mark.first_source,
+        "last_source": mark.last_source,
+        "next_source": mark.next_offset,
+        "first_target": mark.first_target,
+        "last_target": mark.last_target,
+        "gap_offsets": sum(gap.next_offset - gap.base_offset for gap in done.gaps),
+        "retention_ms": job.target.settings.get("retention.ms"),
+        "validation": findings.of(done.partition),
+    }

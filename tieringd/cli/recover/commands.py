@@ -1,0 +1,199 @@
+"""The commands of `tieringd recover`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tieringd.broker.stopped_broker import kept_stopped
+from tieringd.cli.options import ConfigFile, Format, OutputFormat, loaded, print_json, print_table, run_async
+from tieringd.cli.read import Isolation
+from tieringd.cli.recover import cluster as into_cluster
+from tieringd.cli.recover import directory as into_directory
+from tieringd.cli.recover.options import (
+    DEFAULT_DEPTH,
+    FromCluster,
+    LastBytes,
+    LastMs,
+    TopicId,
+    Topics,
+    Validate,
+    Validation,
+    ValidationDepth,
+    checked_pattern,
+)
+from tieringd.cli.recover.selection import LISTED, Wanted, listing, matching
+from tieringd.daemon.assembly import opened_archive
+from tieringd.metrics import Metrics
+from tieringd.policies.restore import RestoreLimits
+from tieringd.policies.topic_recovery import Renaming
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.config import Config
+
+recover_app = typer.Typer(
+    help="Bring topics back from the bucket: into a cluster, or the log directory of a stopped broker.",
+    no_args_is_help=True,
+)
+
+
+class Compression(StrEnum):
+    """How records are compressed that are written to a cluster."""
+
+    ARCHIVED = "archived"
+    """As the archived batches of the partition are."""
+    NONE = "none"
+    GZIP = "gzip"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+@recover_app.command(name="list")
+def list_topics(
+    config: ConfigFile,
+    topics: Topics = ".*",
+    from_cluster: FromCluster = None,
+    output: Format = OutputFormat.TEXT,
+) -> None:
+    """List what can be brought back: topics of all clusters, sizes, and the times they reach over."""
+    _print(run_async(_listed(loaded(config), Wanted(topics, from_cluster))), LISTED, output)
+
+
+@recover_app.command()
+def directory(
+    log_dir: Annotated[Path, typer.Argument(help="The broker's log directory.", file_okay=False)],
+    topics: Topics,
+    config: ConfigFile,
+    from_cluster: FromCluster = None,
+    topic_id: TopicId = None,
+    last_bytes: LastBytes = None,
+    last_ms: LastMs = None,
+    staging: Annotated[
+        Path | None,
+        typer.Option(help="Build here; on the log directory's filesystem. Default: hidden beside it."),
+    ] = None,
+    shallow: Annotated[
+        bool,
+        typer.Option(
+            "--shallow",
+            help="Download nothing: logs begin where the archive ends, and it stays their history.",
+        ),
+    ] = False,
+    validate: Validate = Validation.CHECK_MANIFEST_EXISTENCE,
+    validation_depth: ValidationDepth = DEFAULT_DEPTH,
+    output: Format = OutputFormat.TEXT,
+) -> None:
+    """
+    Restore topics with their offsets into the log directory of a stopped broker.
+
+    Create the topics on the new broker first, with one replica and as many partitions, and stop it. What
+    an interrupted attempt has left is used by the next one.
+    """
+    if shallow and (last_bytes is not None or last_ms is not None):
+        raise typer.BadParameter("--shallow downloads nothing: --last-bytes and --last-ms have no meaning")
+    asked = into_directory.DirectoryRecovery(
+        Wanted(topics, from_cluster, topic_id),
+        log_dir=log_dir,
+        staging=staging or log_dir.parent / f".{log_dir.name}.tieringd-restore",
+        limits=RestoreLimits(last_bytes, last_ms),
+        validate=validate,
+        depth=validation_depth,
+        is_shallow=shallow,
+    )
+    with kept_stopped(log_dir):
+        rows = run_async(into_directory.restored_into_directory(loaded(config), asked))
+    _print(rows, into_directory.REPORTED, output)
+    if any(row["failure"] for row in rows):
+        raise typer.Exit(1)
+
+
+@recover_app.command()
+def cluster(
+    topics: Topics,
+    config: ConfigFile,
+    from_cluster: FromCluster = None,
+    topic_id: TopicId = None,
+    last_bytes: LastBytes = None,
+    last_ms: LastMs = None,
+    rename: Annotated[
+        str | None,
+        typer.Option(help=r"RE=REPLACEMENT: a topic whose whole name matches is named so; \1 is a group."),
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="Put this before each name.")] = "",
+    suffix: Annotated[str, typer.Option(help="Put this behind each name.")] = "",
+    replication_factor: Annotated[
+        int, typer.Option(help="Of the topics that are created; -1 is the cluster's default.", min=-1)
+    ] = -1,
+    topic_config: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE, a setting of the topics that are created. May be given again."),
+    ] = None,
+    compression: Annotated[
+        Compression, typer.Option(help="Of what is written; `archived` is as it was.")
+    ] = Compression.ARCHIVED,
+    isolation: Annotated[
+        Isolation, typer.Option(help="Leave out aborted transactions, or not.")
+    ] = Isolation.READ_COMMITTED,
+    into_existing: Annotated[
+        bool, typer.Option("--into-existing", help="Append to topics that the cluster has.")
+    ] = False,
+    parallel: Annotated[int, typer.Option(help="Partitions at once.", min=1, max=64)] = 4,
+    validate: Validate = Validation.CHECK_MANIFEST_EXISTENCE,
+    validation_depth: ValidationDepth = DEFAULT_DEPTH,
+    output: Format = OutputFormat.TEXT,
+) -> None:
+    """
+    Write topics into the live cluster of the configuration's broker section, with offsets of its own.
+
+    Topics are created, and keep what is written to them whatever its age. What an interrupted attempt has
+    written is neither written again nor left out: the same command goes on.
+    """
+    asked = into_cluster.ClusterRecovery(
+        Wanted(topics, from_cluster, topic_id),
+        limits=RestoreLimits(last_bytes, last_ms),
+        renaming=Renaming(*_renamed(rename), prefix=prefix, suffix=suffix),
+        settings=dict(_setting(one) for one in topic_config or ()),
+        replication_factor=replication_factor,
+        compression=None if compression is Compression.ARCHIVED else compression.value,
+        isolation=isolation.value,
+        into_existing=into_existing,
+        parallel=parallel,
+        validate=validate,
+        depth=validation_depth,
+    )
+    rows = run_async(into_cluster.recovered_into_cluster(loaded(config), asked))
+    _print(rows, into_cluster.REPORTED, output)
+
+
+def _renamed(text: str | None) -> tuple[str | None, str]:
+    if text is None:
+        return None, ""
+    pattern, separator, replacement = text.partition("=")
+    if not separator:
+        raise typer.BadParameter(f"--rename {text!r} is not RE=REPLACEMENT")
+    return checked_pattern(pattern), replacement
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator:
+        raise typer.BadParameter(f"--topic-config {text!r} is not NAME=VALUE")
+    return name, value
+
+
+async def _listed(config: Config, wanted: Wanted) -> list[dict[str, Any]]:
+    async with opened_archive(config, Metrics()) as archive:
+        return [listing(one) for one in await matching(archive, wanted)]
+
+
+def _print(rows: Sequence[dict[str, Any]], columns: Sequence[str], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
+        print_json(rows)
+    else:
+        print_table(columns, [[row[column] for column in columns] for row in rows])

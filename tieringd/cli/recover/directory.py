@@ -1,0 +1,198 @@
+"""`tieringd recover directory`: topics with their offsets, for a broker that is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from tieringd.broker.log_dir import scan_log_dirs
+from tieringd.broker.restored_log import RestoredLog
+from tieringd.cli.recover.options import Validation
+from tieringd.cli.recover.progress import ByteProgress
+from tieringd.cli.recover.selection import Wanted, matching_once
+from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
+from tieringd.daemon.assembly import opened_archive
+from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
+from tieringd.formats.history_link import HistoryLink
+from tieringd.formats.object_keys import TopicKey
+from tieringd.metrics import Metrics
+from tieringd.model.partition import NO_TOPIC_ID
+from tieringd.policies.restore import RestoreLimits, plan_restore
+from tieringd.services.restorer import Restorer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.services.catalog import ArchivedTopic
+    from tieringd.services.restorer import RestoredPartition
+
+REPORTED = (
+    "topic",
+    "partition",
+    "start_offset",
+    "next_offset",
+    "segments",
+    "found_segments",
+    "size_bytes",
+    "records",
+    "ended_transactions",
+    "gap_offsets",
+    "left_segments",
+    "validation",
+    "failure",
+)
+"""The columns of the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryRecovery:
+    """What is asked for."""
+
+    wanted: Wanted
+    log_dir: Path
+    staging: Path
+    limits: RestoreLimits
+    validate: Validation
+    depth: int
+    is_shallow: bool = False
+    """Leave the records in the archive, and go on from there."""
+
+
+async def restored_into_directory(config: Config, asked: DirectoryRecovery) -> list[dict[str, Any]]:
+    """Restore what is asked for; return the rows of the report."""
+    async with opened_archive(config, Metrics()) as archive:
+        found = await matching_once(archive, asked.wanted)
+        findings = await validated(archive, found, asked.validate, asked.depth)
+        manifests = [manifest for topic in found for manifest in topic.partitions]
+        progress = ByteProgress(sum(plan_restore(one, asked.limits).size_bytes for one in manifests))
+        restorer = Restorer(archive.remote_log, archive.reader)
+        cluster = await asyncio.to_thread(_cluster_of, asked.log_dir)
+        # All that can be refused is refused before the first link is written: none can be taken back.
+        places = [(topic, await asyncio.to_thread(_places_of, topic, asked)) for topic in found]
+        for topic, topic_ids in places:
+            if asked.is_shallow:
+                _require_one_id(topic, topic_ids, asked)
+            else:
+                await _require_no_history(archive, topic, [_key(topic, cluster, one) for one in topic_ids])
+        for topic, topic_ids in places if asked.is_shallow else ():
+            await _link(archive, topic, [_key(topic, cluster, one) for one in topic_ids])
+        rows = [await _restored(restorer, one, asked, findings, progress) for one in manifests]
+        await asyncio.to_thread(_remove_empty, asked.staging)
+        return rows + [_empty(one, validation=MISSING) for topic in found for one in missing(topic)]
+
+
+async def _restored(
+    restorer: Restorer,
+    manifest: PartitionManifest,
+    asked: DirectoryRecovery,
+    findings: Findings,
+    progress: ByteProgress,
+) -> dict[str, Any]:
+    plan = plan_restore(manifest, asked.limits)
+    target = RestoredLog(asked.log_dir, asked.staging, manifest.partition.topic_partition)
+    if asked.is_shallow:
+        return _row(await restorer.restore_shallow(manifest, target), findings)
+    try:
+        done = await restorer.restore(manifest, plan, target, on_bytes=progress.note)
+    except (CorruptDataError, ObjectNotFound) as error:
+        if asked.validate is not Validation.NO_CHECK:
+            raise
+        return _empty(manifest.partition, validation=findings.of(manifest.partition), failure=str(error))
+    return _row(done, findings)
+
+
+def _places_of(topic: ArchivedTopic, asked: DirectoryRecovery) -> set[str]:
+    """See that the places of a topic's partitions are free; return the ids that their cluster gave it."""
+    targets = [
+        RestoredLog(asked.log_dir, asked.staging, one.partition.topic_partition) for one in topic.partitions
+    ]
+    for target in targets:
+        target.begin()
+    return {target.topic_id for target in targets}
+
+
+def _require_one_id(topic: ArchivedTopic, topic_ids: set[str], asked: DirectoryRecovery) -> None:
+    if len(topic_ids) > 1 or NO_TOPIC_ID in topic_ids:
+        raise ConfigError(
+            f"the directories of topic {topic.topic.key.topic} in {asked.log_dir} do not tell the one id of "
+            "the topic",
+            hint="Delete the topic, create it again on a broker of Kafka 2.8 or newer, and come again",
+        )
+
+
+async def _require_no_history(archive: Archive, topic: ArchivedTopic, places: Sequence[TopicKey]) -> None:
+    """See that what is brought back is all that there is, and that nothing else would be put before it."""
+    name = topic.topic.key.topic
+    for one in topic.partitions:
+        parts = await archive.history.parts(one.partition, start_offset=one.start_offset)
+        if parts:
+            old = parts[-1].partition
+            raise ConfigError(
+                f"topic {name} goes on from an older archive, of cluster {old.cluster} (topic id "
+                f"{old.topic_id}), which a restore into a directory does not bring back",
+                hint="Restore it with --shallow, which keeps all of it readable, or write it to a cluster "
+                "with `recover cluster`",
+            )
+    for key in places:
+        if await archive.history.link_of(key) is not None:
+            raise ConfigError(
+                f"a shallow restore of topic {name} was begun for its id {key.topic_id}: the link to the old "
+                "archive is there, and would put old records before the restored ones",
+                hint="Go on with --shallow, or delete the topic, create it again and come again: it has a "
+                "new id then",
+            )
+
+
+def _key(topic: ArchivedTopic, cluster: str, topic_id: str) -> TopicKey:
+    return TopicKey(cluster, topic.topic.key.topic, topic_id)
+
+
+async def _link(archive: Archive, topic: ArchivedTopic, places: Sequence[TopicKey]) -> None:
+    """Join the new topic to its history."""
+    for key in places:
+        starts = tuple(sorted((one.partition.partition, one.next_offset) for one in topic.partitions))
+        await archive.history.link(HistoryLink(key, topic.topic.key, starts))
+
+
+def _cluster_of(log_dir: Path) -> str:
+    found = scan_log_dirs([str(log_dir)]).cluster_id
+    if found is None:
+        raise ConfigError(
+            f"{log_dir}/meta.properties does not name the cluster", hint="Start the new broker once before"
+        )
+    return found
+
+
+def _row(done: RestoredPartition, findings: Findings) -> dict[str, Any]:
+    fields = asdict(done)
+    del fields["partition"]
+    return {
+        "topic": done.partition.topic,
+        "partition": done.partition.partition,
+        **fields,
+        "validation": findings.of(done.partition),
+        "failure": None,
+    }
+
+
+def _empty(partition: TopicIdPartition, *, validation: str, failure: str | None = None) -> dict[str, Any]:
+    """Return the row of a partition of which nothing came."""
+    return dict.fromkeys(REPORTED) | {
+        "topic": partition.topic,
+        "partition": partition.partition,
+        "segments": 0,
+        "validation": validation,
+        "failure": failure,
+    }
+
+
+def _remove_empty(staging: Path) -> None:
+    """Remove the directory that was built in, unless something is left in it."""
+    if staging.is_dir() and not any(staging.iterdir()):
+        staging.rmdir()

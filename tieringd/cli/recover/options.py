@@ -1,0 +1,76 @@
+"""The options of `tieringd recover`, which several of its commands share."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tieringd.config.units import DURATION, SIZE, parse_quantity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.config.units import Quantity
+
+
+class Validation(StrEnum):
+    """What is looked at before anything is restored. Redpanda's names."""
+
+    CHECK_MANIFEST_EXISTENCE = "check_manifest_existence"
+    CHECK_MANIFEST_AND_SEGMENT_METADATA = "check_manifest_and_segment_metadata"
+    NO_CHECK = "no_check"
+
+
+def _amount(quantity: Quantity) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            return parse_quantity(text, quantity)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parse
+
+
+def checked_pattern(text: str) -> str:
+    """Return a regular expression as it is, or say what is wrong with it."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise typer.BadParameter(f"{text!r} is no regular expression: {error}") from error
+    return text
+
+
+Topics = Annotated[
+    str,
+    typer.Option(
+        "--topics", "-t", help="A regular expression that a whole name matches.", callback=checked_pattern
+    ),
+]
+FromCluster = Annotated[
+    str | None, typer.Option("--from-cluster", help="Of this cluster only, where the bucket has several.")
+]
+TopicId = Annotated[str | None, typer.Option("--topic-id", help="Of this incarnation of a topic only.")]
+LastBytes = Annotated[
+    int | None,
+    typer.Option("--last-bytes", help="Of each partition the newest so much: 10GiB.", parser=_amount(SIZE)),
+]
+LastMs = Annotated[
+    int | None,
+    typer.Option(
+        "--last-ms", help="Of each partition the newest so long, such as 7d.", parser=_amount(DURATION)
+    ),
+]
+Validate = Annotated[Validation, typer.Option(help="What is looked at first.")]
+ValidationDepth = Annotated[
+    int,
+    typer.Option(
+        help="How many of each partition's newest segments check_manifest_and_segment_metadata looks at; "
+        "0 is all.",
+        min=0,
+    ),
+]
+DEFAULT_DEPTH = 10
+"""Redpanda's cloud_storage_recovery_topic_validation_depth."""

@@ -1,0 +1,66 @@
+"""How far a recovery is, on standard error."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from tieringd.cli.human import human_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tieringd.formats.records import Record
+    from tieringd.model.partition import TopicIdPartition
+
+SECONDS_BETWEEN = 2.0
+
+
+class ByteProgress:
+    """Says how much has been restored, at each tenth."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total_bytes = total_bytes
+        self._done_bytes = 0
+        self._said = 0
+
+    def note(self, size_bytes: int) -> None:
+        """Count bytes that have come."""
+        self._done_bytes += size_bytes
+        tenths = 10 * self._done_bytes // max(1, self._total_bytes)
+        if tenths > self._said:
+            self._said = tenths
+            done, total = human_size(self._done_bytes), human_size(self._total_bytes)
+            typer.echo(f"{done} of {total} restored", err=True)
+
+
+class RecordProgress:
+    """Says how many records have been written, every few seconds: of all partitions together."""
+
+    def __init__(
+        self, begins: dict[TopicIdPartition, int], ends: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Take where each partition begins, and the sum of the offsets where they end."""
+        self._positions = dict(begins)
+        self._left_at_first = max(1, ends - sum(begins.values()))
+        self._ends = ends
+        self._clock = clock
+        self._began = self._said = clock()
+        self._records = 0
+        self._size_bytes = 0
+
+    def note(self, partition: TopicIdPartition, records: Sequence[Record], next_offset: int) -> None:
+        """Count a block that has been written."""
+        self._positions[partition] = next_offset
+        self._records += len(records)
+        self._size_bytes += sum(len(one.key or b"") + len(one.value or b"") for one in records)
+        now = self._clock()
+        if now - self._said >= SECONDS_BETWEEN:
+            self._said = now
+            seconds = now - self._began
+            share = min(1.0, 1 - (self._ends - sum(self._positions.values())) / self._left_at_first)
+            left = f", about {seconds * (1 - share) / share:.0f} s left" if share > 0 else ""
+            rate = human_size(round(self._size_bytes / seconds))
+            typer.echo(f"{self._records} records written ({share:.0%}), {rate}/s{left}", err=True)

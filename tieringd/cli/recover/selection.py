@@ -1,0 +1,110 @@
+"""Which of the archived topics are meant, and what there is of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from tieringd.errors import ConfigError, ObjectNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.daemon.assembly import Archive
+    from tieringd.formats.object_keys import TopicKey
+    from tieringd.services.catalog import ArchivedTopic
+
+LISTED = (
+    "cluster",
+    "topic",
+    "topic_id",
+    "partitions",
+    "segments",
+    "size_bytes",
+    "gap_offsets",
+    "first_record",
+    "last_record",
+)
+"""The columns of a listing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which of the archived topics are meant."""
+
+    pattern: str
+    cluster: str | None = None
+    topic_id: str | None = None
+
+    def includes(self, key: TopicKey) -> bool:
+        """Say whether this topic is meant."""
+        return (
+            re.fullmatch(self.pattern, key.topic) is not None
+            and self.cluster in {None, key.cluster}
+            and self.topic_id in {None, key.topic_id}
+        )
+
+
+async def matching(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]:
+    """Return the archived topics that are meant, with their partitions, by cluster and name."""
+    return [
+        await archive.catalog.with_partitions(topic)
+        async for topic in archive.catalog.topics()
+        if wanted.includes(topic.key)
+    ]
+
+
+async def matching_once(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]:
+    """
+    Return them likewise, where there are some, and no name stands for two.
+
+    Raises:
+        ObjectNotFound: There is none.
+        ConfigError: The name of one says not which is meant.
+    """
+    found = await matching(archive, wanted)
+    if not found:
+        raise ObjectNotFound(
+            f"no archived topic matches {wanted.pattern!r}", hint="`tieringd recover list` says what there is"
+        )
+    twice = repeated([one.topic.key.topic for one in found])
+    if twice:
+        raise ConfigError(
+            f"the bucket holds more than one topic named {', '.join(twice)}",
+            hint="Choose one with --from-cluster, or with --topic-id where it was created again",
+        )
+    return found
+
+
+def repeated(names: Sequence[str]) -> list[str]:
+    """Return the names that are there more than once."""
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def listing(found: ArchivedTopic) -> dict[str, Any]:
+    """Return what there is of a topic, by column."""
+    segments = [segment for one in found.partitions for segment in one.segments]
+    times = [segment.max_timestamp_ms for segment in segments if segment.max_timestamp_ms >= 0]
+    starts = [segment.base_timestamp_ms for segment in segments if segment.base_timestamp_ms >= 0]
+    return {
+        "cluster": found.topic.key.cluster,
+        "topic": found.topic.key.topic,
+        "topic_id": found.topic.key.topic_id,
+        "partitions": found.topic.partition_count,
+        "segments": len(segments),
+        "size_bytes": sum(segment.size_bytes for segment in segments),
+        "gap_offsets": sum(gap.next_offset - gap.base_offset for one in found.partitions for gap in one.gaps),
+        "first_record": _time(min(starts, default=None)),
+        "last_record": _time(max(times, default=None)),
+    }
+
+
+def _time(timestamp_ms: int | None) -> str:
+    if timestamp_ms is None:
+        return "-"
+    try:
+        return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (OverflowError, ValueError, OSError):
+        return str(timestamp_ms)

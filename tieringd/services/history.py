@@ -1,0 +1,193 @@
+"""
+The history of restored topics: archives of other clusters that a log goes on from, read only.
+
+Links never change, so each is read once. That there is none is asked again after a minute, as a restore
+may come at any time; and so are the old manifests, which nobody here writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.errors import (
+    ConfigError,
+    CorruptDataError,
+    ObjectNotFound,
+    PreconditionFailed,
+    StorageUnavailable,
+)
+from tieringd.formats.history_link import decode_history_link, encode_history_link
+from tieringd.formats.object_keys import TopicKey, history_link_key
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.history_part import history_part
+from tieringd.storage.base import IfAbsent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.formats.history_link import HistoryLink
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.services.manifest_store import ManifestStore, StoredManifest
+    from tieringd.storage.base import ObjectStore
+
+LOOK_AGAIN_MS = 60_000
+LINKS_MAX = 16
+"""A log that was restored from a restored one, and so on: more than that is no accident any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownLink:
+    link: HistoryLink | None
+    looked_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownManifest:
+    stored: StoredManifest
+    looked_at_ms: int
+
+
+class History:
+    """Find what came before a topic. One per process; any number of readers may ask at once."""
+
+    def __init__(self, store: ObjectStore, manifests: ManifestStore, *, now_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._now_ms = now_ms
+        self._links: dict[TopicKey, _KnownLink] = {}
+        self._known: dict[TopicIdPartition, _KnownManifest] = {}
+        self._asking: dict[TopicKey, asyncio.Lock] = {}
+
+    async def link(self, link: HistoryLink) -> None:
+        """
+        Join a topic to its history; a link that is there already has to be the same.
+
+        Raises:
+            ConfigError: The topic has another history, or the link would make a loop.
+        """
+        await self._require_no_loop(link)
+        data = encode_history_link(link)
+        try:
+            await self._store.put(
+                history_link_key(link.topic), data, crc32c=crc32c(data), condition=IfAbsent()
+            )
+        except PreconditionFailed as error:
+            if await self._load(link.topic) != link:
+                raise ConfigError(
+                    f"topic {link.topic.topic} ({link.topic.topic_id}) goes on from another archive already, "
+                    "or from another offset of it",
+                    hint="Delete the topic, create it again and come again: it has a new id then",
+                ) from error
+
+    async def link_of(self, topic: TopicKey) -> HistoryLink | None:
+        """
+        Return a topic's link as it is stored now; None where there is none.
+
+        Raises:
+            CorruptDataError: It is damaged.
+        """
+        return await self._load(topic)
+
+    async def parts(
+        self, partition: TopicIdPartition, *, start_offset: int, is_fresh: bool = False
+    ) -> tuple[PartitionManifest, ...]:
+        """
+        Return the archives before a partition's own, which begins at *start_offset*: oldest first.
+
+        One ends where the next begins, and the last at *start_offset*. With *is_fresh* their manifests
+        are read again: an object has gone.
+
+        Raises:
+            CorruptDataError: A link or manifest is damaged, or links lead in a circle.
+        """
+        found: list[PartitionManifest] = []
+        key, number = _key_of(partition), partition.partition
+        seen = {key}
+        while (link := await self._link_of(key)) is not None:
+            end_offset = link.start_of(number)
+            if end_offset is None or end_offset > start_offset:
+                break
+            key = link.history
+            if key in seen or len(seen) > LINKS_MAX:
+                raise CorruptDataError(
+                    f"the history of {partition} has no end: {len(seen)} links, and {key.topic} "
+                    f"({key.topic_id}) comes again or next"
+                )
+            seen.add(key)
+            old = TopicIdPartition(key.cluster, key.topic, key.topic_id, number)
+            manifest = await self._manifest(old, is_fresh=is_fresh)
+            if manifest is None:
+                break
+            part = history_part(manifest, end_offset=end_offset, next_start=start_offset)
+            found.append(part)
+            start_offset = part.start_offset
+        return tuple(reversed(found))
+
+    async def _require_no_loop(self, link: HistoryLink) -> None:
+        key, seen = link.history, {link.topic}
+        while key not in seen and len(seen) <= LINKS_MAX:
+            seen.add(key)
+            further = await self._load(key)
+            if further is None:
+                return
+            key = further.history
+        raise ConfigError(
+            f"the history of topic {link.topic.topic} would lead in a circle, or over {LINKS_MAX} restores"
+        )
+
+    async def _link_of(self, key: TopicKey) -> HistoryLink | None:
+        known = self._links.get(key)
+        if known is None or (known.link is None and self._is_old(known.looked_at_ms)):
+            async with self._asking.setdefault(key, asyncio.Lock()):
+                known = self._links.get(key)
+                if known is None or (known.link is None and self._is_old(known.looked_at_ms)):
+                    known = _KnownLink(await self._loaded(key, known), self._now_ms())
+                    self._links[key] = known
+        return known.link
+
+    async def _loaded(self, key: TopicKey, known: _KnownLink | None) -> HistoryLink | None:
+        """Return a link; while the store is away there is none where there was none."""
+        try:
+            return await self._load(key)
+        except StorageUnavailable:
+            if known is None:
+                raise
+            return known.link
+
+    async def _load(self, key: TopicKey) -> HistoryLink | None:
+        object_key = history_link_key(key)
+        try:
+            data, _ = await self._store.get(object_key)
+        except ObjectNotFound:
+            return None
+        try:
+            link = decode_history_link(data)
+        except CorruptDataError as error:
+            raise error.located(object_key) from error
+        if link.topic != key:
+            raise CorruptDataError(
+                f"the history link of {link.topic} lies where {key}'s should", source=object_key
+            )
+        return link
+
+    async def _manifest(self, partition: TopicIdPartition, *, is_fresh: bool) -> PartitionManifest | None:
+        known = self._known.get(partition)
+        if known is None:
+            stored = await self._manifests.load(partition)
+        elif is_fresh or self._is_old(known.looked_at_ms):
+            stored = await self._manifests.refreshed(partition, known.stored)
+        else:
+            return known.stored.manifest
+        self._known[partition] = _KnownManifest(stored, self._now_ms())
+        return stored.manifest
+
+    def _is_old(self, looked_at_ms: int) -> bool:
+        return not 0 <= self._now_ms() - looked_at_ms < LOOK_AGAIN_MS
+
+
+def _key_of(partition: TopicIdPartition) -> TopicKey:
+    return TopicKey(partition.cluster, partition.topic, partition.topic_id)
