@@ -25,6 +25,7 @@ from tieringd.services.bookkeeper import Bookkeeper
 from tieringd.services.catalog import Catalog
 from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
+from tieringd.services.history import History
 from tieringd.services.manifest_store import ManifestStore
 from tieringd.services.observation import Observation
 from tieringd.services.observer import Observer
@@ -135,6 +136,7 @@ def archive_in(
         reader=reader,
         records=RecordReader(remote_log, reader),
         verifier=Verifier(store, remote_log),
+        history=History(store, manifests, now_ms=clock),
     )
 
 

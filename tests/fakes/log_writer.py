@@ -87,6 +87,7 @@ class LogWriter:
         self.dropped: list[int] = []
         """Bases of the segments that the broker deleted by itself."""
         self._segments = [_Segment(first_offset)]
+        self._sequences: dict[int, int] = {}
         self._ticks = DEFAULT_TIME_MS * 1_000_000 // _TICK_NS
         self.path.mkdir(parents=True)
         (self.path / "partition.metadata").write_bytes(encode_partition_metadata(topic_id))
@@ -98,7 +99,14 @@ class LogWriter:
         values = values or (b"a", b"b", b"c")
         options: dict[str, object] = {"leader_epoch": self.epochs[-1][0]}
         if producer_id is not None:
-            options |= {"producer_id": producer_id, "producer_epoch": 0, "is_transactional": True}
+            sequence = self._sequences.get(producer_id, 0)
+            self._sequences[producer_id] = sequence + len(values)
+            options |= {
+                "producer_id": producer_id,
+                "producer_epoch": 0,
+                "base_sequence": sequence,
+                "is_transactional": True,
+            }
         time_ms = DEFAULT_TIME_MS + self.next_offset if timestamp_ms is None else timestamp_ms
         data = batch(self.next_offset, values, timestamp_ms=time_ms, **options)
         return self._add(

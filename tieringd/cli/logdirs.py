@@ -28,6 +28,7 @@ from tieringd.daemon.assembly import opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.metrics import Metrics
 from tieringd.model.log_dirs import NO_BROKER
+from tieringd.storage.opening import bucket_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -177,19 +178,6 @@ def local_and_remote_rows(
                 # Once, though a replica that moves is in two directories of its broker.
                 remote.add(Row(one.broker, bucket, name.topic, name.partition, stored[name]))
     return [*rows, *remote]
-
-
-def bucket_name(config: Config) -> str:
-    """Return what a bucket, a container or a directory in its place is called."""
-    match config.backend:
-        case "file":
-            return str(config.cloud_storage_file_root)
-        case "azure":
-            return str(config.cloud_storage_azure_container)
-        case "plugin":
-            return config.cloud_storage_bucket or str(config.cloud_storage_plugin)
-        case _:
-            return str(config.cloud_storage_bucket)
 
 
 def _order(row: Row) -> tuple[bool, int, str, str, int]:

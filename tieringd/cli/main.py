@@ -15,10 +15,11 @@ from tieringd.cli.archive import archive_app
 from tieringd.cli.config import config_app
 from tieringd.cli.demo.command import demo
 from tieringd.cli.explain import explain_partition
+from tieringd.cli.gateway import gateway
 from tieringd.cli.logdirs import logdirs_app
 from tieringd.cli.logging import configure_logging
 from tieringd.cli.read import read
-from tieringd.cli.recover import recover_app
+from tieringd.cli.recover.commands import recover_app
 from tieringd.cli.run import run
 from tieringd.cli.space import space_app
 from tieringd.cli.topic import topic_app
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(read)
 app.command()(demo)
+app.command()(gateway)
 app.command(name="explain")(explain_partition)
 app.add_typer(archive_app, name="archive")
 app.add_typer(config_app, name="config")

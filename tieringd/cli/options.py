@@ -38,9 +38,9 @@ ConfigFile = Annotated[
 Format = Annotated[OutputFormat, typer.Option("--format", "-f", help="Print a table, or JSON.")]
 
 
-def loaded(path: Path) -> Config:
+def loaded(path: Path, *, needs_broker: bool = True) -> Config:
     """Return the configuration in *path*, with ${NAME} taken from the environment."""
-    return load_config(path, environ=os.environ)
+    return load_config(path, environ=os.environ, needs_broker=needs_broker)
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:

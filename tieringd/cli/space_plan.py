@@ -33,6 +33,11 @@ def _document(report: SpaceReport) -> dict[str, Any]:
         "reserved_bytes": space.areas.reserved_bytes,
         "log_area_bytes": space.areas.log_bytes,
         "log_used_bytes": space.log_used_bytes,
+        "cache_directory": space.cache_dir,
+        "cache_area_bytes": space.areas.cache_bytes,
+        "cache_limit_bytes": space.cache_limit_bytes,
+        "cache_used_bytes": space.cache_used_bytes,
+        "cache_excess_bytes": space.cache_excess_bytes,
         "leaving_bytes": found.leaving_bytes,
         "excess_bytes": found.excess_bytes,
         "wanted_bytes": found.wanted_bytes,
@@ -74,6 +79,13 @@ def _print(document: dict[str, Any]) -> None:
         f"and {format_size(document['log_area_bytes'])} of the disk's {format_size(document['disk_bytes'])} "
         "are theirs"
     )
+    if document["cache_directory"] is not None:
+        typer.echo(
+            f"{document['cache_directory']}: the cache takes {format_size(document['cache_used_bytes'])}, "
+            f"and may hold {format_size(document['cache_limit_bytes'])} now"
+        )
+    if document["cache_excess_bytes"]:
+        typer.echo(f"the cache gives up {format_size(document['cache_excess_bytes'])} before any log")
     if not document["wanted_bytes"]:
         typer.echo("nothing has to go for space")
     for phase in document["phases"]:

@@ -2,8 +2,9 @@
 The admin page: /metrics, /healthz, /readyz and /status over HTTP.
 
 Healthy means that the event loop answers. Ready means that the last round of reconciliation
-went well, and that the object store took what was brought to it last. The page shows and
-changes nothing, and has no login: it listens on this host by default.
+went well, and that the object store took what was brought to it last. What serves an archive without
+a broker has no rounds and no status: it is ready. The page shows and changes nothing, and has no
+login: it listens on this host by default.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = structlog.get_logger(__name__)
 class AdminPage:
     """The handlers, over the parts they show."""
 
-    def __init__(self, metrics: Metrics, reconciler: Reconciler) -> None:
+    def __init__(self, metrics: Metrics, reconciler: Reconciler | None) -> None:
         self._metrics = metrics
         self._reconciler = reconciler
 
@@ -42,9 +43,10 @@ class AdminPage:
                 web.get("/metrics", self.metrics),
                 web.get("/healthz", self.healthz),
                 web.get("/readyz", self.readyz),
-                web.get("/status", self.status),
             ]
         )
+        if self._reconciler is not None:
+            application.router.add_get("/status", self.status)
         return application
 
     async def metrics(self, _request: web.Request) -> web.Response:
@@ -59,14 +61,17 @@ class AdminPage:
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """Say whether rounds go well, and if not, why."""
-        if self._reconciler.fault:
-            return web.Response(status=503, text=f"{self._reconciler.fault}\n")
-        if self._reconciler.rounds == 0:
+        reconciler = self._reconciler
+        if reconciler is not None and reconciler.fault:
+            return web.Response(status=503, text=f"{reconciler.fault}\n")
+        if reconciler is not None and reconciler.rounds == 0:
             return web.Response(status=503, text="the first round of reconciliation has not ended yet\n")
         return web.Response(text="ok\n")
 
     async def status(self, _request: web.Request) -> web.Response:
         """Serve what each archiver does, as JSON."""
+        reconciler = self._reconciler
+        assert reconciler is not None, "there is no such page without one"
         partitions = [
             {
                 "topic": leadership.partition.topic,
@@ -79,21 +84,23 @@ class AdminPage:
                 "waits_because": status.waits_because or None,
             }
             for leadership, status in sorted(
-                self._reconciler.statuses().items(), key=lambda item: item[0].partition
+                reconciler.statuses().items(), key=lambda item: item[0].partition
             )
         ]
         return web.json_response(
             {
-                "rounds": self._reconciler.rounds,
-                "problems": self._reconciler.problems,
-                "paused_topics": self._reconciler.paused_topics,
+                "rounds": reconciler.rounds,
+                "problems": reconciler.problems,
+                "paused_topics": reconciler.paused_topics,
                 "partitions": partitions,
             }
         )
 
 
 @asynccontextmanager
-async def serving(config: AdminConfig, metrics: Metrics, reconciler: Reconciler) -> AsyncIterator[None]:
+async def serving(
+    config: AdminConfig, metrics: Metrics, reconciler: Reconciler | None
+) -> AsyncIterator[None]:
     """
     Serve the admin page for the time of the context.
 

@@ -107,6 +107,7 @@ async def _run_until_stopped(
             parts.controller.run(interval_seconds=config.cloud_storage_upload_ctrl_update_interval_ms / 1000)
         ),
         *parts.disks.start(),
+        *([asyncio.create_task(parts.gateway.run())] if parts.gateway else []),
     ]
     try:
         stopping = asyncio.create_task(stop.wait())

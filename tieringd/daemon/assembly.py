@@ -22,6 +22,7 @@ import structlog
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.daemon.beside import layout_of, opened_broker
 from tieringd.daemon.disks import DiskParts, disk_parts
+from tieringd.daemon.gateway import Gateway, ReadCache, gateway_of
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.policies.upload import UploadLimits
@@ -32,6 +33,7 @@ from tieringd.services.bookkeeper import Bookkeeper
 from tieringd.services.catalog import Catalog
 from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
+from tieringd.services.history import History
 from tieringd.services.manifest_store import ManifestStore
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
@@ -81,6 +83,7 @@ class Archive:
     reader: ArchiveReader
     records: RecordReader
     verifier: Verifier
+    history: History
 
 
 class ArchiverFactory:
@@ -121,6 +124,8 @@ class DaemonParts:
     archivers: ArchiverFactory
     disks: DiskParts
     writer_id: str
+    gateway: Gateway | None = None
+    """Only where it is enabled."""
 
 
 def max_uploads(config: Config) -> int:
@@ -160,6 +165,7 @@ async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "
             reader=reader,
             records=RecordReader(remote_log, reader),
             verifier=Verifier(store, remote_log),
+            history=History(store, manifests, now_ms=wall_clock_ms),
         )
 
 
@@ -168,7 +174,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
     """Build a daemon's parts; nothing runs yet."""
     # A new id for each process: what a killed daemon left behind is never written over.
     writer_id = secrets.token_hex(8)
-    with _sole_owner(config):
+    with sole_owner(config):
         create_file_root(config)
         async with (
             opened_archive(config, metrics, writer_id=writer_id) as archive,
@@ -178,10 +184,27 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
             archivers = ArchiverFactory(config, metrics, archive, broker, follower)
             reconciler = _reconciler(config, metrics, archive, broker, follower=follower, archivers=archivers)
             controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler)
+            cache = ReadCache(config, archive, metrics) if config.gateway.enabled else None
             disks = disk_parts(
-                config, metrics, archive.store, broker, reconciler=reconciler, now_ms=wall_clock_ms
+                config,
+                metrics,
+                archive.store,
+                broker,
+                reconciler=reconciler,
+                now_ms=wall_clock_ms,
+                tell_cache=cache.keeper.set_space if cache else lambda _: None,
             )
-            yield DaemonParts(archive, broker, reconciler, controller, archivers, disks, writer_id)
+            async with gateway_of(
+                config,
+                archive,
+                reconciler=reconciler,
+                cache=cache,
+                may_produce=lambda: disks.degraded is None or not disks.degraded.is_refusing,
+                metrics=metrics,
+            ) as gateway:
+                yield DaemonParts(
+                    archive, broker, reconciler, controller, archivers, disks, writer_id, gateway
+                )
 
 
 def apply_config(config: Config, parts: DaemonParts) -> None:
@@ -191,6 +214,8 @@ def apply_config(config: Config, parts: DaemonParts) -> None:
     parts.reconciler.set_config(config, parts.archivers.limits)
     parts.controller.set_pace(_pace_limits(config))
     parts.disks.set_config(config)
+    if parts.gateway is not None:
+        parts.gateway.cache.set_config(config)
 
 
 def upload_limits(config: Config) -> UploadLimits:
@@ -303,7 +328,7 @@ def _pin_directories(config: Config) -> dict[str, PinDirectory]:
 
 
 @contextmanager
-def _sole_owner(config: Config) -> Iterator[None]:
+def sole_owner(config: Config) -> Iterator[None]:
     """
     Hold the state directory's lock, so that no second daemon starts on the same configuration.
 

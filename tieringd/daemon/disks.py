@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -64,12 +65,13 @@ def disk_parts(
     *,
     reconciler: Reconciler,
     now_ms: Callable[[], int],
+    tell_cache: Callable[[int | None], None] = lambda _: None,
 ) -> DiskParts:
-    """Build them; nothing runs yet."""
+    """Build them; nothing runs yet. *tell_cache* hears how many bytes the chunk cache may hold."""
     monitor = DiskMonitor(
         LocalFilesystems(),
         log_dirs=[str(path) for path in config.broker.log_dirs],
-        cache_dir=None,
+        cache_dir=_made_cache_directory(config),
         settings=config.disk_alerts,
         metrics=metrics,
         now=time.monotonic,
@@ -81,8 +83,17 @@ def disk_parts(
     if config.tune_ballast_file:
         ballast = ballast_of(config, metrics)
         monitor.listen(ballast.hint)
-    space = SpaceManager(config, reconciler=reconciler, metrics=metrics, now_ms=now_ms)
+    space = SpaceManager(config, reconciler=reconciler, metrics=metrics, now_ms=now_ms, tell_cache=tell_cache)
     return DiskParts(monitor, degraded, ballast, space)
+
+
+def _made_cache_directory(config: Config) -> str | None:
+    """Return the chunk cache's directory, made so that its disk can be watched; None without a cache."""
+    if not config.cloud_storage_enabled:
+        return None
+    with suppress(OSError):  # The monitor says of a directory that is not there that it is not watched.
+        config.cache_directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+    return str(config.cache_directory)
 
 
 def ballast_of(config: Config, metrics: Metrics) -> Ballast:
@@ -128,7 +139,9 @@ def _degraded(
 def _degraded_settings(config: Config) -> DegradedSettings:
     # Until there is a gateway that refuses, refusing is the same as throttling.
     return DegradedSettings(
-        holds_back=config.storage_degraded_action != "alert", rate=config.storage_degraded_producer_byte_rate
+        holds_back=config.storage_degraded_action != "alert",
+        rate=config.storage_degraded_producer_byte_rate,
+        refuses=config.storage_degraded_action == "refuse_writes",
     )
 
 

@@ -18,7 +18,7 @@ from tieringd.metrics import Metrics
 from tieringd.policies.disk_areas import plan_spaces
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
-from tieringd.services.space_manager import SpaceReport, area_settings, plan_for
+from tieringd.services.space_manager import SpaceReport, area_settings, measured_cache, plan_for
 from tieringd.services.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ async def plan_space_once(config: Config) -> tuple[SpaceReport, ...]:
         manifests = await _manifests(archive, world)
     try:
         uses = await asyncio.to_thread(directory_uses, log_dirs)
+        cache = await asyncio.to_thread(measured_cache, config)
     except OSError as error:
         path = str(error.filename)
         raise LocalFileError(f"{path}: it cannot be measured: {error.strerror}", path=path) from error
@@ -72,7 +73,8 @@ async def plan_space_once(config: Config) -> tuple[SpaceReport, ...]:
                 now_ms=wall_clock_ms(),
             ),
         )
-        for space in plan_spaces(uses, None, area_settings(config))
+        for space in plan_spaces(uses, cache, area_settings(config))
+        if space.log_dirs
     )
 
 

@@ -18,6 +18,7 @@ from tieringd.broker.ballast_file import BallastFile, find_ballast_path
 from tieringd.errors import LocalFileError, TieringError
 from tieringd.policies.ballast import BallastAction, has_room, plan_ballast
 from tieringd.policies.disk_alert import DiskReading, judge_disk
+from tieringd.services.rounds import Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,7 @@ class Ballast:
         self._filesystems = filesystems
         self._settings = settings
         self._metrics = metrics
-        self._hinted = asyncio.Event()
+        self._rounds = Rounds()
         self._fault = ""
 
     def set_settings(self, settings: BallastSettings) -> None:
@@ -78,18 +79,11 @@ class Ballast:
 
     def hint(self) -> None:
         """Begin the next round now: a disk is not as it was."""
-        self._hinted.set()
+        self._rounds.hint()
 
     async def run(self, *, interval_seconds: float = INTERVAL_SECONDS) -> None:
         """Look now, at once on a hint, and every interval, until cancelled."""
-        while True:
-            self._hinted.clear()
-            await self.step()
-            try:
-                async with asyncio.timeout(interval_seconds):
-                    await self._hinted.wait()
-            except TimeoutError:
-                continue
+        await self._rounds.run(self.step, interval_seconds=interval_seconds)
 
     async def step(self) -> None:
         """Do one round; what fails is said once, and tried again in the next one."""
@@ -145,7 +139,7 @@ class Ballast:
 
     async def _round(self) -> None:
         # Before anything can fail: a ballast that cannot be made is missing as well.
-        self._metrics.ballast_wanted_bytes.set(self._settings.size_bytes)
+        self._metrics.ballast.wanted_bytes.set(self._settings.size_bytes)
         file = await self._file()
         held = await asyncio.to_thread(file.held_bytes)
         reading = await self._reading(file)
@@ -165,12 +159,12 @@ class Ballast:
         elif action is BallastAction.CREATE:
             held = await self._grow(file)
             log.info("ballast file is made", path=file.path, size_bytes=held)
-        self._metrics.ballast_bytes.set(held)
+        self._metrics.ballast.size_bytes.set(held)
 
     async def _grow(self, file: BallastFile) -> int:
         while (held := await asyncio.to_thread(file.grow)) < file.size_bytes:
             # Writing it may take long. Whoever cancels waits for one part of it only.
-            self._metrics.ballast_bytes.set(held)
+            self._metrics.ballast.size_bytes.set(held)
         return held
 
     async def _file(self) -> BallastFile:

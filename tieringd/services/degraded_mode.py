@@ -9,7 +9,6 @@ finds producers held back lets them go (`services.producer_brake`).
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ import structlog
 
 from tieringd.errors import PreconditionFailed, TieringError
 from tieringd.policies.degraded import degraded_nodes
+from tieringd.services.rounds import Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -40,6 +40,8 @@ class DegradedSettings:
     """False only alerts."""
     rate: int
     """Bytes a second for each producer on each broker."""
+    refuses: bool = False
+    """Whether the gateway takes no writes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +69,14 @@ class DegradedMode:
         self._settings = settings
         self._metrics = metrics
         self._parts: DegradedParts | None = None
-        self._hinted = asyncio.Event()
+        self._rounds = Rounds()
         self._degraded: tuple[int, ...] = ()
         self._fault = ""
+
+    @property
+    def is_refusing(self) -> bool:
+        """Say whether clients' writes are to be refused where they pass: a broker is known to be degraded."""
+        return bool(self._degraded) and self._settings.refuses
 
     def set_settings(self, settings: DegradedSettings) -> None:
         """Act by *settings* from the next round on."""
@@ -78,18 +85,11 @@ class DegradedMode:
 
     def hint(self) -> None:
         """Begin the next round now: our own disks are not as they were."""
-        self._hinted.set()
+        self._rounds.hint()
 
     async def run(self, *, interval_seconds: float = INTERVAL_SECONDS) -> None:
         """Look now, at once on a hint, and every interval, until cancelled."""
-        while True:
-            self._hinted.clear()
-            await self.step()
-            try:
-                async with asyncio.timeout(interval_seconds):
-                    await self._hinted.wait()
-            except TimeoutError:
-                continue
+        await self._rounds.run(self.step, interval_seconds=interval_seconds)
 
     async def step(self) -> None:
         """Do one round; what fails is said once, and tried again in the next one."""

@@ -76,6 +76,10 @@ class World:
     paused: frozenset[TopicKey] = frozenset()
     unclear: frozenset[TopicPartition] = frozenset()
     """Partitions that could not be looked at: what is known of them stays as it is."""
+    local: tuple[LocalPartition, ...] = ()
+    """All on this broker that the cluster tells of, of whatever topic."""
+    topics: Mapping[str, TopicConfig] = field(default_factory=dict)
+    """What is configured for their topics, by name."""
 
 
 class Observer:
@@ -229,6 +233,8 @@ class Observer:
             managed,
             frozenset(paused),
             frozenset(unclear),
+            tuple(ours),
+            topics,
         )
 
     def _first_seen(

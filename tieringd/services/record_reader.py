@@ -68,6 +68,11 @@ class RecordReader:
 
         It is the archive's next offset when no archived record is as late.
         """
+        found = await self.first_record_at(manifest, timestamp_ms)
+        return manifest.next_offset if found is None else found.offset
+
+    async def first_record_at(self, manifest: PartitionManifest, timestamp_ms: int) -> Record | None:
+        """Return the first record with *timestamp_ms* or later; None when no archived record is as late."""
         times = manifest.segments.column("max_timestamp_ms")
         for row in range(len(manifest.segments)):
             if times[row] >= timestamp_ms:
@@ -81,8 +86,8 @@ class RecordReader:
                     read_committed=False,
                 ):
                     if record.timestamp_ms >= timestamp_ms:
-                        return record.offset
-        return manifest.next_offset
+                        return record
+        return None
 
     async def _segment_records(
         self, manifest: PartitionManifest, segment: RemoteSegment, *, from_offset: int, read_committed: bool

@@ -12,12 +12,9 @@ import asyncio
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-from crc32c import crc32c
-
-from tieringd.errors import CorruptDataError, NotYetSupportedError, ObjectNotFound
+from tieringd.errors import NotYetSupportedError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.sidecar import decode_sidecar
-from tieringd.model.segment import NO_CRC
+from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.services.archive_reader import ArchiveReader
 from tieringd.services.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
 from tieringd.services.upload_line import NO_URGENCY, Urgency
@@ -169,19 +166,7 @@ class RemoteLog:
         """
         key = index_key(partition, segment)
         data, _ = await self._store.get(key)
-        try:
-            index = decode_sidecar(data)
-        except CorruptDataError as error:
-            raise error.located(key) from error
-        if (index.base_offset, index.size_bytes, index.crc32c) != (
-            segment.base_offset,
-            segment.size_bytes,
-            segment.crc32c,
-        ):
-            raise CorruptDataError("the index describes another data object", source=key)
-        if segment.index_crc32c not in {NO_CRC, crc32c(data)}:
-            raise CorruptDataError("the index is not the one that the manifest names", source=key)
-        return index
+        return decode_sidecar_of(data, segment, key=key)
 
     async def read(
         self,

@@ -1,22 +1,24 @@
 """
-The space manager: keeps the logs on each filesystem within their area.
+The space manager: keeps the logs on each filesystem within their area, and tells the cache its own.
 
-Every interval it measures the log directories. Where the logs of a filesystem are over their area
-it plans what to let go (`policies.space_planner`) and asks the archivers of those partitions, which
-prove and clamp as for any other trim. Nothing is trimmed here, and what one round asked for and
-an archiver could not let go is planned anew in the next.
+Every interval it measures the log directories and the cache. The cache hears first what is left for
+it, and gives way at once. Where the logs of a filesystem are over their area it plans what to let go
+(`policies.space_planner`) and asks the archivers of those partitions, which prove and clamp as for any
+other trim. Nothing is trimmed here, and what one round asked for and an archiver could not let go is
+planned anew in the next.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
 from tieringd.broker.disk_use import directory_uses
-from tieringd.policies.disk_areas import AreaSettings, plan_spaces
+from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, plan_spaces
 from tieringd.policies.space_plan import SpaceDemand
 from tieringd.policies.space_planner import plan_space
 from tieringd.services.space_facts import space_partitions
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, TopicPartition
-    from tieringd.policies.disk_areas import DirectoryUse, DiskSpace
+    from tieringd.policies.disk_areas import DiskSpace
     from tieringd.policies.space_plan import SpacePlan
     from tieringd.services.observer import World
     from tieringd.services.reconciler import Reconciler
@@ -61,14 +63,21 @@ class SpaceManager:
         metrics: Metrics,
         now_ms: Callable[[], int],
         measure: Callable[[Sequence[str]], Sequence[DirectoryUse]] = directory_uses,
+        tell_cache: Callable[[int | None], None] = lambda _: None,
     ) -> None:
-        """Take the parts; *measure* looks at directories, in a thread."""
+        """
+        Take the parts; *measure* looks at directories, in a thread.
+
+        *tell_cache* hears in each round how many bytes the chunk cache may hold from now on, and None when
+        nobody looks any more.
+        """
         self._config = config
         self._log_dirs = tuple(str(path) for path in config.broker.log_dirs)
         self._reconciler = reconciler
         self._metrics = metrics
         self._now_ms = now_ms
         self._measure = measure
+        self._tell_cache = tell_cache
         self._cursors: dict[int, TopicPartition] = {}
         self._short: set[int] = set()
         """The filesystems on which the last round did not find enough."""
@@ -76,6 +85,8 @@ class SpaceManager:
     def set_config(self, config: Config) -> None:
         """Go by *config* from the next round on; the log directories stay as they were."""
         self._config = config
+        if not config.space_management_enable:
+            self._tell_cache(None)
 
     async def run(self) -> None:
         """Do a round every interval, until cancelled."""
@@ -94,8 +105,12 @@ class SpaceManager:
         except OSError as error:
             log.warning("log directories cannot be measured", error=str(error))
             return ()
+        cache = await asyncio.to_thread(measured_cache, self._config, self._measure)
         reports = []
-        for space in plan_spaces(uses, None, area_settings(self._config)):
+        for space in plan_spaces(uses, cache, area_settings(self._config)):
+            self._publish_cache(space)
+            if not space.log_dirs:
+                continue
             plan = await self._plan(world, space) if space.log_excess_bytes else None
             if plan is not None:
                 self._act(world, space, plan)
@@ -138,6 +153,12 @@ class SpaceManager:
                     partitions=len(phase.removals),
                     size_bytes=phase.size_bytes,
                 )
+
+    def _publish_cache(self, space: DiskSpace) -> None:
+        if space.cache_dir is not None:
+            self._metrics.space.cache_bytes.labels(space.cache_dir).set(space.cache_used_bytes)
+            self._metrics.space.cache_area_bytes.labels(space.cache_dir).set(space.cache_limit_bytes)
+            self._tell_cache(space.cache_limit_bytes)
 
     def _publish(self, space: DiskSpace, plan: SpacePlan | None) -> None:
         name, short_bytes = space.log_dirs[0], plan.short_by_bytes if plan else 0
@@ -183,10 +204,37 @@ def plan_for(
     return plan_space(partitions, demand, cursor=cursor)
 
 
+def measured_cache(
+    config: Config, measure: Callable[[Sequence[str]], Sequence[DirectoryUse]] = directory_uses
+) -> DirectoryUse | None:
+    """
+    Return what the chunk cache takes; None where nothing is cached. This blocks.
+
+    A directory that is not there yet takes nothing, on the filesystem on which it will be made. One that
+    cannot be measured is left out: the log gets no less for it.
+    """
+    if not config.cloud_storage_enabled:
+        return None
+    path = config.cache_directory
+    try:
+        (found,) = measure([str(path)])
+    except FileNotFoundError:
+        above = next(each for each in path.parents if each.exists())
+        filesystem = os.statvfs(above)
+        total_bytes = filesystem.f_blocks * filesystem.f_frsize
+        return DirectoryUse(str(path), above.stat().st_dev, total_bytes, 0)
+    except OSError as error:
+        log.warning("the cache directory cannot be measured", path=str(path), error=str(error))
+        return None
+    return found
+
+
 def area_settings(config: Config) -> AreaSettings:
-    """Return how the disks are divided; there is no cache to leave room for yet."""
+    """Return how the disks are divided."""
     return AreaSettings(
         reservation_percent=config.disk_reservation_percent,
         log_percent=config.retention_local_target_capacity_percent,
         log_bytes=config.retention_local_target_capacity_bytes,
+        cache_percent=config.cloud_storage_cache_size_percent,
+        cache_bytes=config.cloud_storage_cache_size,
     )

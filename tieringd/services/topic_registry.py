@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 
 class TopicRegistry:
-    """The topic manifests of one cluster, as last seen. One task at a time changes it."""
+    """The topic manifests of one cluster, or of all, as last seen. One task at a time changes it."""
 
     def __init__(self, store: ObjectStore, manifests: ManifestStore) -> None:
         self._store = store
@@ -44,6 +44,11 @@ class TopicRegistry:
         return self._known.get(key)
 
     @property
+    def manifests(self) -> tuple[TopicManifest, ...]:
+        """Return every topic's manifest as last seen."""
+        return tuple(self._known.values())
+
+    @property
     def has_records(self) -> bool:
         """Say whether it is recorded of any topic with what it began."""
         return any(manifest.defaults is not None for manifest in self._known.values())
@@ -53,9 +58,11 @@ class TopicRegistry:
         known = self._known.get(key)
         return known is not None and known.archiving is Archiving.PAUSED
 
-    async def refresh(self, cluster: str) -> bool:
+    async def refresh(self, cluster: str | None) -> bool:
         """
         Look at what changed in the bucket; return whether anything did, or was seen for the first time.
+
+        Of one cluster, or of all where it is None: the same each time.
 
         Raises:
             StorageUnavailable: What was seen last stays in force.
@@ -63,10 +70,9 @@ class TopicRegistry:
         seen: set[TopicKey] = set()
         is_changed = not self.is_known
         start_after: str | None = None
+        prefix = TOPIC_MANIFESTS_PREFIX if cluster is None else f"{TOPIC_MANIFESTS_PREFIX}{cluster}/topics/"
         while True:
-            page = await self._store.list_page(
-                f"{TOPIC_MANIFESTS_PREFIX}{cluster}/topics/", start_after=start_after
-            )
+            page = await self._store.list_page(prefix, start_after=start_after)
             for info in page.objects:
                 key = parse_topic_manifest_key(info.key)
                 if key is not None:

@@ -226,3 +226,16 @@ def _secret(value: SecretStr | None) -> str | None:
 
 def _text(path: Path | None) -> str | None:
     return None if path is None else str(path)
+
+
+def bucket_name(config: Config) -> str:
+    """Return what a bucket, a container or a directory in its place is called."""
+    match config.backend:
+        case "file":
+            return str(config.cloud_storage_file_root)
+        case "azure":
+            return str(config.cloud_storage_azure_container)
+        case "plugin":
+            return config.cloud_storage_bucket or str(config.cloud_storage_plugin)
+        case _:
+            return str(config.cloud_storage_bucket)

@@ -8,6 +8,7 @@ from itertools import permutations
 
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
 from tests.fakes.archive import Clock, archive_in, reconciler_of
 from tests.fakes.broker import FakeBroker
@@ -155,3 +156,38 @@ async def test_order_in_which_the_parts_begin_decides_nothing(host, order):
         (DiskState.DEGRADED, 65_536, False),
         (DiskState.OK, None, True),
     ]
+
+
+TIERED = {"cloud_storage_enabled": True, "cloud_storage_backend": "file", "cloud_storage_file_root": "/srv/a"}
+
+
+@virtually
+async def test_disk_of_the_cache_is_watched_where_there_is_one(host):
+    """Its directory is made for that; without tiering there is none. It never makes the broker degraded."""
+    name = "tieringd_cache_disk_free_space_alert"
+    cache = host.root / "fast" / "cache"
+    parts = host.parts(host.config("none", cloud_storage_cache_directory=str(cache)))
+    async with running(parts.start()):
+        await asyncio.sleep(2)
+    assert not cache.exists()
+    parts = host.parts(host.config("none", cloud_storage_cache_directory=str(cache), **TIERED))
+    async with running(parts.start()):
+        await asyncio.sleep(2)
+    assert cache.is_dir()
+    assert host.metrics.registry.get_sample_value(name, {"directory": str(cache)}) is not None
+
+
+@virtually
+async def test_cache_directory_that_cannot_be_made_is_said_and_the_rest_goes_on(host):
+    """A file is in its place."""
+    (host.root / "cache").write_text("x")
+    config = host.config("none", cloud_storage_cache_directory=str(host.root / "cache" / "here"), **TIERED)
+    parts = host.parts(config)
+    with capture_logs() as lines:
+        async with running(parts.start()):
+            await asyncio.sleep(2)
+    assert [line["path"] for line in lines if line["event"] == "disk is not watched"] == [
+        str(host.root / "cache" / "here")
+    ]
+    name = "tieringd_disk_free_space_alert"
+    assert host.metrics.registry.get_sample_value(name, {"directory": str(host.root / "logs")}) is not None

@@ -24,19 +24,22 @@ class Disk:
     def __init__(self, writers: list[LogWriter]) -> None:
         self.writers = writers
         self.total_bytes = 10**9
+        self.cache_bytes = 0
 
     def used_bytes(self) -> int:
         return sum(writer.local_log().size_bytes for writer in self.writers)
 
     def shrink_by(self, size_bytes: int) -> None:
-        """Leave so much less for the logs than they take now; a fifth of a disk is reserved."""
-        self.total_bytes = int((self.used_bytes() - size_bytes) / 0.8) + 1
+        """Leave so much less for the logs than they take now; a fifth each is reserved and the cache's."""
+        self.total_bytes = int((self.used_bytes() - size_bytes) / 0.6) + 1
 
-    def __call__(self, log_dirs) -> list[DirectoryUse]:
+    def __call__(self, paths) -> list[DirectoryUse]:
+        if paths == ["/nowhere/state/cloud_storage_cache"]:
+            return [DirectoryUse(paths[0], 1, self.total_bytes, self.cache_bytes)]
         used = self.used_bytes()
         return [
             DirectoryUse(path, 1, self.total_bytes, used if index == 0 else 0)
-            for index, path in enumerate(log_dirs)
+            for index, path in enumerate(paths)
         ]
 
 
@@ -54,13 +57,20 @@ def disk(writers):
 
 
 @pytest.fixture
-def manager(daemon, disk):
+def told():
+    """Give what the cache was told, in order."""
+    return []
+
+
+@pytest.fixture
+def manager(daemon, disk, told):
     return SpaceManager(
         daemon.config,
         reconciler=daemon.reconciler,
         metrics=daemon.metrics,
         now_ms=daemon.clock,
         measure=disk,
+        tell_cache=told.append,
     )
 
 
@@ -179,3 +189,94 @@ async def test_log_directory_that_cannot_be_measured_is_said_and_skipped(daemon,
     assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
         "log directories cannot be measured"
     ]
+
+
+CACHE = "/nowhere/state/cloud_storage_cache"
+
+
+@virtually
+async def test_cache_is_told_its_area_and_gives_way_before_the_log(daemon, manager, disk, writers, told):
+    """A fifth of the disk is the cache's, until the logs have taken of it; they are not trimmed for that."""
+    async with daemon.running():
+        disk.total_bytes, disk.cache_bytes = 10_000_000, 1_900_000
+        (report,) = await manager.step()
+        assert (report.space.cache_dir, report.space.areas.log_bytes) == (CACHE, 6_000_000)
+        assert told == [2_000_000]
+        assert daemon.value("tieringd_space_cache_bytes", directory=CACHE) == 1_900_000
+        assert daemon.value("tieringd_space_cache_area_bytes", directory=CACHE) == 2_000_000
+
+        used = disk.used_bytes()
+        disk.total_bytes = int(used / 0.6) + 10
+        disk.total_bytes = int((used + 0.1 * disk.total_bytes) / 0.8)
+        (report,) = await manager.step()
+        assert report.space.cache_limit_bytes == disk.total_bytes - int(disk.total_bytes * 0.2) - used
+        assert told[-1] == report.space.cache_limit_bytes < report.space.areas.cache_bytes
+        assert report.space.cache_excess_bytes > 0
+
+
+@virtually
+async def test_cache_on_a_disk_of_its_own_takes_nothing_from_the_log(daemon, manager, disk, told):
+    """It is sized there; the logs' disk has no cache on it."""
+
+    def two_disks(paths):
+        found = disk(paths)
+        return [DirectoryUse(CACHE, 2, 1000, 0)] if paths == [CACHE] else found
+
+    manager._measure = two_disks
+    async with daemon.running():
+        (report,) = await manager.step()
+    assert (report.space.cache_dir, report.space.areas.log_bytes) == (None, 800_000_000)
+    assert told == [200]
+
+
+@virtually
+async def test_cache_that_cannot_be_measured_is_said_and_left_out(daemon, manager, disk, told):
+    """The logs are looked after all the same."""
+
+    def fails(paths):
+        if paths == [CACHE]:
+            raise PermissionError(13, "Permission denied", CACHE)
+        return disk(paths)
+
+    manager._measure = fails
+    async with daemon.running():
+        with capture_logs() as lines:
+            (report,) = await manager.step()
+    assert (report.space.cache_dir, told) == (None, [])
+    assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
+        "the cache directory cannot be measured"
+    ]
+
+
+@virtually
+async def test_cache_that_is_not_there_yet_takes_nothing_where_it_will_be(daemon, manager, disk, told):
+    """Its filesystem is that of the nearest directory above it."""
+
+    def not_there(paths):
+        if paths == [CACHE]:
+            raise FileNotFoundError(2, "No such file or directory", CACHE)
+        return disk(paths)
+
+    manager._measure = not_there
+    async with daemon.running():
+        await manager.step()
+    assert len(told) == 1
+    assert told[0] > 0
+
+
+@virtually
+async def test_without_tiering_there_is_no_cache(daemon, manager, told):
+    """The whole of what the reservation leaves is the logs'."""
+    manager.set_config(daemon.config.model_copy(update={"cloud_storage_enabled": False}))
+    async with daemon.running():
+        (report,) = await manager.step()
+    assert (report.space.areas.log_bytes, told) == (800_000_000, [])
+
+
+@virtually
+async def test_cache_hears_when_nobody_looks_after_the_areas_any_more(daemon, manager, told):
+    """What the logs took of its area last is not held against it for ever."""
+    manager.set_config(daemon.config)
+    assert told == []
+    manager.set_config(daemon.config.model_copy(update={"space_management_enable": False}))
+    assert told == [None]

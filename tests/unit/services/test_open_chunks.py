@@ -1,0 +1,118 @@
+"""Open chunks: one descriptor for all readers of a chunk, closed when it is nobody's."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.unit.cache.cached import a_chunk, put, started
+from tests.unit.services.hydration import open_files
+from tieringd.metrics import Metrics
+from tieringd.policies.chunk_eviction import ChunkEvictionLimits, EvictionStrategy
+from tieringd.services.open_chunks import OpenChunks
+
+CAPPED = ChunkEvictionLimits(EvictionStrategy.CAPPED, hydrated_ratio=0.5, min_chunks_threshold=0)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = started(tmp_path / "cache")
+    for number in range(4):
+        put(directory, a_chunk(0, number), b"abc")
+    return directory
+
+
+@pytest.fixture
+def time():
+    """Give a clock that a test moves on."""
+    return [0.0]
+
+
+@pytest.fixture
+def opened(time):
+    """Give open chunks; in the end none of their files is open."""
+    before = open_files()
+    opened = OpenChunks(ChunkEvictionLimits(), now=lambda: time[0], metrics=Metrics().cache)
+    yield opened
+    opened.close()
+    assert open_files() == before
+
+
+def add(opened, directory, number):
+    opened.add(directory.open(a_chunk(0, number), 3), segment="s", number=number, chunk_count=4)
+    return a_chunk(0, number)
+
+
+def test_readers_share_a_descriptor(opened, directory):
+    """And the chunk is in use until the last of them has given it back."""
+    name = add(opened, directory, 0)
+    first, second = opened.take(name, 3), opened.take(name, 3)
+    assert first is second
+    assert opened.in_use() == {name}
+    opened.give_back(first)
+    assert opened.in_use() == {name}
+    opened.give_back(second)
+    assert (opened.in_use(), opened.holds(name)) == (frozenset(), True)
+
+
+def test_reader_keeps_a_forgotten_chunk_to_the_end(opened, directory):
+    """Nobody else gets it; it is closed when it is given back."""
+    name = add(opened, directory, 0)
+    entry = opened.take(name, 3)
+    before = open_files()
+    opened.forget([name, "nobody's"])
+    assert opened.take(name, 3) is None
+    assert os.pread(entry.file.fd, 9, 0) == b"abc"
+    opened.give_back(entry)
+    assert open_files() == before - 1
+
+
+def test_chunk_of_another_size_or_changed_on_the_disk_is_not_given(opened, directory):
+    """It has to be looked at again."""
+    name = add(opened, directory, 0)
+    assert opened.take(name, 4) is None
+    assert opened.take(name, 3) is None
+    name = add(opened, directory, 1)
+    (directory.path / name).write_bytes(b"abd")
+    assert opened.take(name, 3) is None
+    assert not opened.holds(name)
+
+
+def test_chunk_that_is_added_again_takes_the_place_of_the_old_one(opened, directory):
+    """Readers of the old one keep that."""
+    name = add(opened, directory, 0)
+    old = opened.take(name, 3)
+    add(opened, directory, 0)
+    new = opened.take(name, 3)
+    assert new is not old
+    opened.give_back(old)
+    assert os.pread(new.file.fd, 9, 0) == b"abc"
+    opened.give_back(new)
+
+
+def test_sweep_closes_what_the_strategy_does_not_keep(opened, directory, time):
+    """Eager closes all that nobody reads, capped the least recently used over the segment's share."""
+    names = [add(opened, directory, number) for number in range(4)]
+    entry = opened.take(names[1], 3)
+    opened.limits = CAPPED
+    for number in (3, 0, 2):
+        time[0] += 1
+        opened.give_back(opened.take(names[number], 3))
+    opened.sweep()
+    assert [opened.holds(name) for name in names] == [False, True, True, False]
+    opened.limits = ChunkEvictionLimits()
+    opened.sweep()
+    assert [opened.holds(name) for name in names] == [False, True, False, False]
+    opened.give_back(entry)
+    opened.sweep()
+    assert not opened.holds(names[1])
+
+
+def test_close_leaves_readers_their_files(opened, directory):
+    """They close them as they leave."""
+    name = add(opened, directory, 0)
+    entry = opened.take(name, 3)
+    opened.close()
+    assert os.pread(entry.file.fd, 9, 0) == b"abc"
+    opened.give_back(entry)

@@ -1,0 +1,222 @@
+"""Archived batches for a fetch: from any offset, within any limit, and over holes and gaps."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from tests.builders import batch
+from tests.fakes.archive import archived
+from tests.unit.services.hydration import PARTITION, Host, Stored, running
+from tieringd.errors import LocalFileError, ObjectNotFound
+from tieringd.formats.object_keys import data_key
+from tieringd.formats.record_batch import check_crc, parse_header
+from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.policies.cache_trim import TrimLimits
+from tieringd.services import partition_reader
+from tieringd.services.chunk_download import DownloadLimits
+from tieringd.services.partition_reader import NO_BATCH, PartitionReader, under_first_epoch
+
+CACHED = TrimLimits(size_bytes=1 << 30, objects=1000)
+STREAMED = TrimLimits(size_bytes=0, objects=1000)
+
+
+@pytest.fixture(params=[CACHED, STREAMED], ids=["cached", "streamed"])
+def host(request, tmp_path, store):
+    return Host(tmp_path / "cache", store, limits=request.param)
+
+
+def content(batches) -> bytes:
+    if batches.file is not None:
+        return os.pread(batches.file.fd, batches.file.size_bytes, batches.file.position)
+    return bytes(batches.data or b"")
+
+
+def headers_in(data: bytes):
+    """Return the header of every batch, each checked; the last one is whole as well."""
+    found, at = [], 0
+    while at < len(data):
+        header = parse_header(data, at)
+        check_crc(memoryview(data), header, at)
+        found.append(header)
+        at += header.size_bytes
+    return found
+
+
+async def read(hydrator, manifest, offset, *, size_bytes_max=1 << 30, needs_a_batch=True):
+    """Return the headers of what is read; None when there is nothing to read."""
+    found = await PartitionReader(hydrator).read(
+        manifest, offset, size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch
+    )
+    if found is None:
+        return None
+    try:
+        data = content(found)
+        assert len(data) == found.size_bytes
+        return headers_in(data)
+    finally:
+        found.close()
+
+
+async def test_read_begins_with_the_batch_that_holds_the_offset(writer, archive, host):
+    """From every offset, in both segments and over their border, and nowhere else."""
+    for _ in range(3):
+        writer.append()
+    writer.roll()
+    for _ in range(3):
+        writer.append()
+    writer.roll()
+    manifest = await archived(writer, archive)
+    async with running(host) as hydrator:
+        for offset in range(manifest.next_offset):
+            first = (await read(hydrator, manifest, offset))[0]
+            assert first.base_offset <= offset <= first.last_offset
+        assert await read(hydrator, manifest, manifest.next_offset) is None
+        assert await read(hydrator, manifest, -1) is None
+        assert [one.base_offset for one in await read(hydrator, manifest, 4)] == [3, 6]
+
+
+async def test_read_keeps_to_its_limit(writer, archive, host):
+    """Whole batches only; the first one in any case, where one is needed."""
+    for _ in range(4):
+        writer.append()
+    base = writer.roll()
+    manifest = await archived(writer, archive)
+    size_bytes = manifest.segments[0].size_bytes // 4
+    async with running(host) as hydrator:
+        assert len(await read(hydrator, manifest, 0, size_bytes_max=1)) == 1
+        assert await read(hydrator, manifest, 0, size_bytes_max=1, needs_a_batch=False) == []
+        assert await read(hydrator, manifest, 0, size_bytes_max=size_bytes - 1, needs_a_batch=False) == []
+        for limit in (size_bytes, 2 * size_bytes + 5, 4 * size_bytes):
+            found = await read(hydrator, manifest, 0, size_bytes_max=limit)
+            assert 1 <= len(found) <= limit // size_bytes
+        assert len(await read(hydrator, manifest, 0)) == 4
+    assert base == 12
+
+
+async def test_read_goes_on_over_a_gap(writer, archive, host):
+    """What was lost is passed over, as a client passes over what compaction took."""
+    for _ in range(3):
+        writer.closed_segment()
+    whole = await archived(writer, archive)
+    first, lost, last = whole.segments
+    table = whole.segments.head(1).appended([last])
+    manifest = replace(whole, segments=table, gaps=(Gap(lost.base_offset, lost.last_offset, "lost", 0),))
+    async with running(host) as hydrator:
+        assert [one.base_offset for one in await read(hydrator, manifest, lost.base_offset)] == [6]
+    assert first.base_offset == 0
+
+
+async def test_gap_at_the_end_is_a_batch_without_records(writer, archive, host):
+    """A client that gets nothing would ask for ever, and one that gets an error would begin anew."""
+    writer.closed_segment()
+    manifest = (await archived(writer, archive)).with_gap(Gap(3, 9, "lost", 0))
+    async with running(host) as hydrator:
+        (header,) = await read(hydrator, manifest, 5)
+        assert (header.base_offset, header.last_offset, header.record_count) == (5, 9, 0)
+        assert await read(hydrator, manifest, 10) is None
+
+
+async def test_aborted_transactions_come_with_their_records(writer, archive, host):
+    """A reader of committed records is told which to leave out."""
+    writer.append(b"no", producer_id=7)
+    writer.append(b"yes", producer_id=8)
+    writer.abort(7)
+    writer.commit(8)
+    writer.roll()
+    manifest = await archived(writer, archive)
+    async with running(host) as hydrator:
+        found = await PartitionReader(hydrator).read(manifest, 0, size_bytes_max=1 << 20, needs_a_batch=True)
+        assert [(one.producer_id, one.first_offset) for one in found.aborted] == [(7, 0)]
+        found.close()
+        later = await PartitionReader(hydrator).read(manifest, 3, size_bytes_max=1 << 20, needs_a_batch=True)
+        assert later.aborted == ()
+        later.close()
+
+
+async def test_object_that_has_gone_is_for_the_caller(writer, archive, store, host):
+    """It has to look at the manifest again."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    await store.delete_many([data_key(writer.identified, manifest.segments[0])])
+    async with running(host) as hydrator:
+        with pytest.raises(ObjectNotFound):
+            await read(hydrator, manifest, 0)
+
+
+async def test_history_comes_under_the_first_epoch(writer, archive, host):
+    """In memory: what is cached stays as it is stored, and is read again as it was."""
+    writer.begin_epoch(37)
+    writer.append(), writer.append(), writer.roll()
+    manifest = await archived(writer, archive)
+    async with running(host) as hydrator:
+        found = await PartitionReader(hydrator).read(manifest, 0, size_bytes_max=1 << 30, needs_a_batch=True)
+        stored = content(found)
+        moved = under_first_epoch(found)
+        headers = headers_in(content(moved))
+        assert [one.leader_epoch for one in headers] == [0, 0]
+        assert [one._replace(leader_epoch=37) for one in headers] == headers_in(stored)
+        assert moved.size_bytes == len(stored)
+        moved.close()
+        assert [one.leader_epoch for one in await read(hydrator, manifest, 0)] == [37, 37]
+    assert under_first_epoch(NO_BATCH) is NO_BATCH
+
+
+async def test_gap_at_the_end_is_of_no_leader(writer, archive, host):
+    """A client takes no epoch from a batch that nobody wrote."""
+    writer.append(), writer.roll()
+    manifest = await archived(writer, archive)
+    manifest = manifest.with_gap(Gap(manifest.next_offset, manifest.next_offset + 4, "lost", 0))
+    async with running(host) as hydrator:
+        (header,) = await read(hydrator, manifest, manifest.next_offset - 1)
+        assert header.leader_epoch == -1
+
+
+async def test_rest_of_a_chunk_that_was_cut_is_read(tmp_path, store):
+    """Neither cache nor memory takes a whole segment; behind a hole at the end of a part the next one is."""
+    data = b"".join(batch(base, [b"v" * 300] * 3) for base in (0, 10, 20, 30))
+    stored = Stored(store, data=data, next_offset=40)
+    manifest = PartitionManifest.begin(PARTITION, start_offset=0).appended([stored.segment])
+    host = Host(tmp_path / "cache", store, limits=STREAMED)
+    part_bytes = len(data) // 4
+    limits = DownloadLimits(stream_bytes_max=part_bytes)
+    async with running(host, is_whole=True, chunk_bytes=part_bytes, downloads=limits) as hydrator:
+        for offset in range(33):
+            (header,) = await read(hydrator, manifest, offset)
+            assert header.base_offset == min(base for base in (0, 10, 20, 30) if base + 2 >= offset)
+
+
+async def test_small_part_keeps_no_chunk_in_memory(tmp_path, writer, archive, store):
+    """What a slow client takes is no more than it was given."""
+    for _ in range(6):
+        writer.append(b"v" * 300)
+    writer.roll()
+    manifest = await archived(writer, archive)
+    host = Host(tmp_path / "cache", store, limits=STREAMED)
+    async with running(host, is_whole=True) as hydrator:
+        found = await PartitionReader(hydrator).read(manifest, 0, size_bytes_max=1, needs_a_batch=True)
+        assert len(found.data.obj) == found.size_bytes < manifest.segments[0].size_bytes // 2
+        found.close()
+
+
+async def test_cached_file_that_cannot_be_read_is_mistrusted(host, writer, archive, monkeypatch):
+    """Its reader is told so, and nothing stays open; for the next one it is looked at anew."""
+    writer.append(), writer.roll()
+    manifest = await archived(writer, archive)
+
+    def unreadable(*_: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async with running(host) as hydrator:
+        await read(hydrator, manifest, 0)
+        if not host.keeper.directory.accounts.use().objects:
+            return
+        with monkeypatch.context() as disk:
+            disk.setattr(partition_reader, "os", SimpleNamespace(pread=unreadable))
+            with pytest.raises(LocalFileError, match="cannot be read"):
+                await read(hydrator, manifest, 0)
+        assert [one.base_offset for one in await read(hydrator, manifest, 0)] == [0]

@@ -1,0 +1,222 @@
+"""
+Downloading chunks: from the object store into the cache, or to the reader where that takes nothing.
+
+The bytes of an ordinary chunk are in memory once, from the socket to the file: they are checked there,
+before the file has a name. A larger one (whole-segment mode) goes to its file piece by piece and is
+checked in it. What is wrong is downloaded once more, and is corrupt if it is wrong again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import structlog
+
+from tieringd.cache.faults import located, read_exactly
+from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
+from tieringd.formats.batch_check import check_batches, check_batches_in
+from tieringd.services.blocking import in_thread
+from tieringd.services.byte_budget import ByteBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.cache.directory import OpenFile
+    from tieringd.cache.part_file import PartFile
+    from tieringd.metrics import CacheMetrics
+    from tieringd.policies.chunk_layout import Chunk
+    from tieringd.services.cache_keeper import CacheKeeper
+    from tieringd.storage.base import ObjectStore
+
+log = structlog.get_logger(__name__)
+
+PIECE_BYTES = 16 << 20
+"""What one request asks for: an ordinary chunk whole."""
+
+Downloaded: TypeAlias = "OpenFile | bytes | None"
+"""In the cache, or in memory, or not at all: neither takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadLimits:
+    """How much is downloaded at once. Every download holds what it needs until it has ended."""
+
+    downloads_max: int = 16
+    bytes_max: int = 256 << 20
+    """In memory, of all downloads together."""
+    stream_bytes_max: int = 64 << 20
+    """The largest chunk that is held in memory for its readers where the cache does not take it."""
+    piece_timeout_seconds: float = 60.0
+    """For one request, with its retries: a store that hangs is an error, not a wait for ever."""
+
+
+class ChunkDownloader:
+    """Download chunks of one store into one cache. Belongs to one event loop."""
+
+    def __init__(
+        self, store: ObjectStore, keeper: CacheKeeper, *, limits: DownloadLimits, metrics: CacheMetrics
+    ) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._limits = limits
+        self._metrics = metrics
+        self._budget = ByteBudget(limits.downloads_max, limits.bytes_max)
+
+    async def download(
+        self, key: str, name: str, chunk: Chunk, *, is_cached: bool, is_streamed: bool
+    ) -> Downloaded:
+        """
+        Download *chunk* of the object *key* into the file *name*.
+
+        Without *is_cached* it stays out of the cache; with *is_streamed* it is returned in memory where the
+        cache does not take it, unless it is too large for that.
+
+        Raises:
+            ObjectNotFound: The object has gone: look at the manifest again.
+            CorruptDataError: Its bytes are wrong, twice; names the object and the position.
+            StorageUnavailable: The store does not answer.
+        """
+        async with self._budget.take(self._memory_bytes(chunk)):
+            with self._metrics.in_progress.track_inprogress():
+                for is_last in (False, True):
+                    try:
+                        return await self._attempt(
+                            key, name, chunk, is_cached=is_cached, is_streamed=is_streamed
+                        )
+                    except CorruptDataError as error:
+                        self._metrics.corrupt.labels("download").inc()
+                        if is_last:
+                            raise
+                        log.warning("a chunk that arrived is wrong; it is fetched again", error=str(error))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _memory_bytes(self, chunk: Chunk) -> int:
+        """Return what a download of *chunk* may hold in memory."""
+        is_streamable = chunk.size_bytes <= self._limits.stream_bytes_max
+        return chunk.size_bytes if is_streamable else PIECE_BYTES
+
+    async def _attempt(
+        self, key: str, name: str, chunk: Chunk, *, is_cached: bool, is_streamed: bool
+    ) -> Downloaded:
+        part = await self._keeper.begin(name, chunk.size_bytes) if is_cached else None
+        if part is not None:
+            found: Downloaded = None
+            try:
+                found = await self._into(part, key, chunk)
+            finally:
+                if found is None or isinstance(found, bytes):
+                    await self._keeper.abandon(part)
+                else:
+                    self._keeper.settle(part)  # Without a wait, in which nobody would have the open file.
+            if found is not None:
+                return found
+        if not is_streamed or chunk.size_bytes > self._limits.stream_bytes_max:
+            return None
+        return await self._streamed(key, chunk)
+
+    async def _into(self, part: PartFile, key: str, chunk: Chunk) -> Downloaded:
+        """Fill a part and publish it; where the disk fails, return the bytes if they are all here."""
+        data: bytes | None = None
+        try:
+            if chunk.size_bytes <= PIECE_BYTES:
+                data = await self._piece(key, chunk, 0, chunk.size_bytes)
+                await self._checked(key, chunk, partial(_check_bytes, data, chunk))
+                await in_thread(_write, part, 0, data)
+            else:
+                for position in range(0, chunk.size_bytes, PIECE_BYTES):
+                    size_bytes = min(PIECE_BYTES, chunk.size_bytes - position)
+                    piece = await self._piece(key, chunk, position, size_bytes)
+                    await in_thread(_write, part, position, piece)
+                await self._checked(key, chunk, partial(_check_file, part, chunk))
+        except LocalFileError as error:
+            self._keeper.note_refusal(error)
+        else:
+            opened = await self._keeper.publish(part)
+            if opened is not None:
+                return opened
+        if data is not None:
+            self._metrics.streamed_bytes.inc(len(data))
+        return data
+
+    async def _streamed(self, key: str, chunk: Chunk) -> bytes:
+        pieces = [
+            await self._piece(key, chunk, position, min(PIECE_BYTES, chunk.size_bytes - position))
+            for position in range(0, chunk.size_bytes, PIECE_BYTES)
+        ]
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        await self._checked(key, chunk, partial(_check_bytes, data, chunk))
+        self._metrics.streamed_bytes.inc(len(data))
+        return data
+
+    async def _piece(self, key: str, chunk: Chunk, position: int, size_bytes: int) -> bytes:
+        start = chunk.position + position
+        seconds = self._limits.piece_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                data = await self._store.get_range(key, position=start, size_bytes=size_bytes)
+        except TimeoutError as error:
+            raise StorageUnavailable(
+                f"get_range {key}: {size_bytes} bytes from {start} did not arrive in {seconds:g} s"
+            ) from error
+        if len(data) != size_bytes:
+            raise CorruptDataError(
+                f"the object ends {size_bytes - len(data)} bytes before its index says",
+                source=key,
+                position=start + len(data),
+            )
+        self._metrics.hydrated_bytes.labels("chunk").inc(size_bytes)
+        return data
+
+    async def _checked(self, key: str, chunk: Chunk, check: Callable[[], None]) -> None:
+        try:
+            await in_thread(check)
+        except CorruptDataError as error:
+            raise in_object(error, key, chunk) from error
+
+
+def in_object(error: CorruptDataError, key: str, chunk: Chunk) -> CorruptDataError:
+    """Return a fault of a chunk as one of the object that it is from."""
+    return CorruptDataError(
+        error.message,
+        source=key,
+        position=chunk.position + (error.position or 0),
+        offset=error.offset,
+        hint=error.hint,
+    )
+
+
+def check_file(fd: int, chunk: Chunk) -> None:
+    """
+    Check that an open file holds what *chunk* says; this blocks.
+
+    Raises:
+        CorruptDataError: It does not.
+        OSError: It cannot be read.
+    """
+    check_batches_in(
+        partial(read_exactly, fd),
+        chunk.size_bytes,
+        base_offset=chunk.base_offset,
+        next_offset=chunk.next_offset,
+    )
+
+
+def _check_bytes(data: bytes, chunk: Chunk) -> None:
+    check_batches(memoryview(data), base_offset=chunk.base_offset, next_offset=chunk.next_offset)
+
+
+def _check_file(part: PartFile, chunk: Chunk) -> None:
+    try:
+        check_file(part.fd, chunk)
+    except OSError as error:
+        raise located(part.name, "be read", error) from error
+
+
+def _write(part: PartFile, position: int, data: bytes) -> None:
+    try:
+        part.write(position, data)
+    except OSError as error:
+        raise located(part.name, "be cached", error) from error

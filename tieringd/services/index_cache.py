@@ -1,0 +1,199 @@
+"""
+Indexes of stored segments: in memory, in the cache directory, and from the object store.
+
+The memory holds the least recently used ones no longer than there is room; a file in the cache is as
+good as the object, as both carry a checksum and name the data object that they describe. The
+broker's own index files are left out of what is held: they are for putting a segment back, not
+for reading it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.cache.faults import located, read_exactly
+from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
+from tieringd.formats.cache_names import cached_name
+from tieringd.formats.object_keys import index_key
+from tieringd.formats.sidecar import decode_sidecar_of
+from tieringd.model.segment import BrokerIndexes
+from tieringd.services.blocking import in_thread
+
+if TYPE_CHECKING:
+    from tieringd.cache.directory import CacheDirectory
+    from tieringd.cache.part_file import PartFile
+    from tieringd.metrics import CacheMetrics
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment, SegmentIndex
+    from tieringd.services.cache_keeper import CacheKeeper
+    from tieringd.storage.base import ObjectStore
+
+log = structlog.get_logger(__name__)
+
+ENTRY_BYTES = 200
+"""What an entry of a decoded index takes in memory: an object with three integers, and its place."""
+_TIMEOUT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    index: SegmentIndex
+    size_bytes: int
+
+
+class IndexCache:
+    """Indexes by segment. Belongs to one event loop."""
+
+    def __init__(
+        self, store: ObjectStore, keeper: CacheKeeper, *, size_bytes_max: int, metrics: CacheMetrics
+    ) -> None:
+        self._store = store
+        self._keeper = keeper
+        self._size_bytes_max = size_bytes_max
+        self._metrics = metrics
+        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._held_bytes = 0
+        self._flights: dict[str, asyncio.Task[SegmentIndex]] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        """Return about how many bytes of memory the indexes take."""
+        return self._held_bytes
+
+    async def get(self, partition: TopicIdPartition, segment: RemoteSegment) -> SegmentIndex:
+        """Return a segment's index; one that is wrong in the store is read twice before that is an error."""
+        key = index_key(partition, segment)
+        held = self._held.get(key)
+        if held is not None:
+            self._held.move_to_end(key)
+            self._metrics.hits.labels("index").inc()
+            return held.index
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = asyncio.get_running_loop().create_task(self._find(key, segment))
+            self._flights[key] = flight
+            flight.add_done_callback(partial(self._land, key))
+        await asyncio.wait({flight})
+        if flight.cancelled():
+            raise StorageUnavailable(f"{key}: reading was ended: the hydrator is closed")
+        return flight.result()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = list(self._flights.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _land(self, key: str, flight: asyncio.Task[SegmentIndex]) -> None:
+        del self._flights[key]
+        if not flight.cancelled():
+            flight.exception()  # Looked at: where nobody waited, nobody has to hear of it.
+
+    async def _find(self, key: str, segment: RemoteSegment) -> SegmentIndex:
+        name = cached_name(key, buckets=self._keeper.directory.buckets)
+        index = await self._from_disk(key, name, segment)
+        if index is not None:
+            self._metrics.hits.labels("index").inc()
+            self._keeper.touch(name)
+        else:
+            self._metrics.misses.labels("index").inc()
+            data, index = await self._from_store(key, segment)
+            await self._put(name, data)
+        index = replace(index, broker=BrokerIndexes())
+        self._hold(key, index)
+        return index
+
+    async def _from_disk(self, key: str, name: str, segment: RemoteSegment) -> SegmentIndex | None:
+        if not self._keeper.is_started:
+            await self._keeper.step()
+        try:
+            data = await in_thread(_read, self._keeper.directory, name, segment.index_size_bytes)
+            return None if data is None else await in_thread(decode_sidecar_of, data, segment, key=key)
+        except LocalFileError as error:
+            log.warning("a cached index cannot be read; it is fetched again", error=str(error))
+        except CorruptDataError as error:
+            self._metrics.corrupt.labels("file").inc()
+            log.warning("a cached index is wrong; it is fetched again", name=name, error=str(error))
+            await self._keeper.discard(name)
+        return None
+
+    async def _from_store(self, key: str, segment: RemoteSegment) -> tuple[bytes, SegmentIndex]:
+        for is_last in (False, True):
+            try:
+                return await self._fetched(key, segment)
+            except CorruptDataError as error:
+                self._metrics.corrupt.labels("download").inc()
+                if is_last:
+                    raise
+                log.warning("an index that arrived is wrong; it is read once more", error=str(error))
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _fetched(self, key: str, segment: RemoteSegment) -> tuple[bytes, SegmentIndex]:
+        try:
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                data, _ = await self._store.get(key)
+        except TimeoutError as error:
+            raise StorageUnavailable(f"get {key}: no answer in {_TIMEOUT_SECONDS:g} s") from error
+        self._metrics.hydrated_bytes.labels("index").inc(len(data))
+        if len(data) != segment.index_size_bytes:
+            raise CorruptDataError(
+                f"the index has {len(data)} bytes and the manifest says {segment.index_size_bytes}",
+                source=key,
+            )
+        return data, await in_thread(decode_sidecar_of, data, segment, key=key)
+
+    async def _put(self, name: str, data: bytes) -> None:
+        """Put an index into the cache, where that takes it."""
+        part = await self._keeper.begin(name, len(data))
+        if part is None:
+            return
+        is_published = False
+        try:
+            await in_thread(_write, part, data)
+            opened = await self._keeper.publish(part)
+            if opened is not None:
+                is_published = True
+                opened.close()
+        except LocalFileError as error:
+            self._keeper.note_refusal(error)
+        finally:
+            if is_published:
+                self._keeper.settle(part)
+            else:
+                await self._keeper.abandon(part)
+
+    def _hold(self, key: str, index: SegmentIndex) -> None:
+        size_bytes = ENTRY_BYTES * (len(index.entries) + len(index.aborted) + 1)
+        if size_bytes > self._size_bytes_max:
+            return
+        self._held[key] = _Held(index, size_bytes)
+        self._held_bytes += size_bytes
+        while self._held_bytes > self._size_bytes_max:
+            _, oldest = self._held.popitem(last=False)
+            self._held_bytes -= oldest.size_bytes
+
+
+def _read(directory: CacheDirectory, name: str, size_bytes: int) -> bytes | None:
+    opened = directory.open(name, size_bytes)
+    if opened is None:
+        return None
+    try:
+        return read_exactly(opened.fd, 0, size_bytes)
+    except OSError as error:
+        raise located(name, "be read", error) from error
+    finally:
+        opened.close()
+
+
+def _write(part: PartFile, data: bytes) -> None:
+    try:
+        part.write(0, data)
+    except OSError as error:
+        raise located(part.name, "be cached", error) from error
