@@ -56,13 +56,12 @@ async def write_sample_topics(kafka: KafkaCluster) -> None:
         await _fill(kafka, codec_topic(codec), **settings)
     await kafka.create_topic(APPEND_TIME, configs=SEGMENTS | {"message.timestamp.type": "LogAppendTime"})
     await _fill(kafka, APPEND_TIME)
-    await kafka.create_topic(TRANSACTIONS, configs=SEGMENTS)
-    await _fill_with_transactions(kafka)
+    await write_transactions(kafka, TRANSACTIONS)
 
 
-async def consumed(kafka: KafkaCluster, topic: str, isolation: str) -> list[SeenRecord]:
-    """Return every record of partition 0, as Kafka's consumer gives it."""
-    partition = ClientPartition(topic, 0)
+async def consumed(kafka: KafkaCluster, topic: str, isolation: str, number: int = 0) -> list[SeenRecord]:
+    """Return every record of a partition, as Kafka's consumer gives it."""
+    partition = ClientPartition(topic, number)
     consumer = AIOKafkaConsumer(
         bootstrap_servers=kafka.bootstrap, isolation_level=isolation, enable_auto_commit=False
     )
@@ -121,12 +120,13 @@ async def _send(producer: AIOKafkaProducer, topic: str, number: int) -> Any:
     )
 
 
-async def _fill_with_transactions(kafka: KafkaCluster) -> None:
+async def write_transactions(kafka: KafkaCluster, topic: str) -> None:
     """
-    Interleave two transactional producers and an ordinary one.
+    Create *topic*, and interleave two transactional producers and an ordinary one in it.
 
     Producer a's transactions are long: each begins in one segment and ends in another.
     """
+    await kafka.create_topic(topic, configs=SEGMENTS)
     async with (
         kafka.producer(transactional_id="e2e-a") as a,
         kafka.producer(transactional_id="e2e-b") as b,
@@ -136,11 +136,11 @@ async def _fill_with_transactions(kafka: KafkaCluster) -> None:
             await a.begin_transaction()
             for step in range(32):
                 number = turn * 32 + step
-                await (await _send(a, TRANSACTIONS, number))
+                await (await _send(a, topic, number))
                 if step % 8 == 0:
                     await b.begin_transaction()
-                    await (await _send(b, TRANSACTIONS, 1000 + number))
+                    await (await _send(b, topic, 1000 + number))
                     await (b.abort_transaction() if step % 16 else b.commit_transaction())
-                    await (await _send(plain, TRANSACTIONS, 2000 + number))
+                    await (await _send(plain, topic, 2000 + number))
             await (a.commit_transaction() if turn % 2 else a.abort_transaction())
-    await kafka.produce(TRANSACTIONS, [b"end"])
+    await kafka.produce(topic, [b"end"])

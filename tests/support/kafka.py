@@ -65,8 +65,8 @@ class Listener:
 
     name: str
     protocol: str = "PLAINTEXT"
-    advertised_port: int | None = None
-    """Where clients of this listener are sent, on loopback; None sends them to the broker itself."""
+    advertised_ports: tuple[int, ...] = ()
+    """Where clients of this listener are sent, on loopback, by node; without any to the broker itself."""
 
 
 @dataclass
@@ -370,7 +370,9 @@ def _listener_settings(
     for listener in listeners:
         port = node.listener_ports[listener.name]
         listening.append(f"{listener.name}://127.0.0.1:{port}")
-        advertised.append(f"{listener.name}://127.0.0.1:{listener.advertised_port or port}")
+        if listener.advertised_ports:
+            port = listener.advertised_ports[node.node_id - 1]
+        advertised.append(f"{listener.name}://127.0.0.1:{port}")
         protocols.append(f"{listener.name}:{listener.protocol}")
     return {
         "listeners": ",".join(listening),

@@ -1,0 +1,314 @@
+"""Unmodified clients through the daemon's gateway: one log from the archive's first offset to the tail."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
+
+import confluent_kafka
+import pytest
+import pytest_asyncio
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import RecordsToDelete
+from aiokafka.errors import KafkaError
+from confluent_kafka.admin import AdminClient
+
+from tests.e2e.archives import archived_manifest
+from tests.e2e.conftest import BUCKET
+from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, TRANSACTIONS, consumed, write_transactions
+from tests.support.daemon import kafka_config, running_daemon, write_config
+from tests.support.fault_proxy import Answer, ResetAnswer, fault_proxy
+from tests.support.gateway_clients import read_aiokafka, read_librdkafka, run_tool
+from tests.support.gateways import LISTENER, BrokerBehind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from tests.support.daemon import Daemon
+
+_VALUES = [bytes([number]) * 100_000 for number in range(65)]
+_WHOLE = list(enumerate(_VALUES))
+_TIERED = {"remote.storage.enable": True, "local.retention.bytes": 1 << 20}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def behind(tmp_path_factory):
+    """Give a broker whose second listener advertises the gateway."""
+    found = await BrokerBehind.start(tmp_path_factory.mktemp("behind"))
+    yield found
+    await found.cluster.stop()
+
+
+class Through:
+    """A cluster as clients of the gateway see it."""
+
+    def __init__(self, bootstrap):
+        self.bootstrap = bootstrap
+
+
+@pytest.fixture
+def through(behind):
+    """Give the cluster as clients of the gateway see it."""
+    return Through(behind.bootstrap)
+
+
+@pytest.fixture
+def config_of(behind, seaweedfs, tmp_path, prefix):
+    """Give a function that writes the configuration of a daemon with a gateway."""
+
+    def write(topic, properties=_TIERED, **changes):
+        gateway = {
+            "enabled": True,
+            "host": "127.0.0.1",
+            "port": behind.port,
+            "broker": f"127.0.0.1:{behind.cluster.broker.listener_ports[LISTENER]}",
+        }
+        config = kafka_config(
+            behind.cluster,
+            seaweedfs,
+            tmp_path / "state",
+            bucket=BUCKET,
+            prefix=prefix,
+            **({"topics": {topic: properties}, "gateway": gateway} | changes),
+        )
+        return write_config(tmp_path / "tieringd.yaml", config)
+
+    return write
+
+
+@contextmanager
+def trimmed(config) -> Iterator[Daemon]:
+    """Run a daemon, and go on once it has trimmed the log."""
+    with running_daemon(config) as daemon:
+        until_trimmed(daemon)
+        yield daemon
+
+
+def until_trimmed(daemon) -> None:
+    """Return when the log is trimmed, and the daemon has seen that it is."""
+    daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
+    daemon.until_rounds(3)
+
+
+@asynccontextmanager
+async def consumer_of(bootstrap, topic, **settings) -> AsyncIterator[AIOKafkaConsumer]:
+    """Open a consumer of partition 0."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, **settings)
+    await consumer.start()
+    try:
+        consumer.assign([TopicPartition(topic, 0)])
+        yield consumer
+    finally:
+        await consumer.stop()
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_every_client_reads_the_same_before_and_after_a_trim(
+    behind, through, config_of, topic, isolation
+):
+    """What the broker has let go of comes from the archive, what it has from the broker; three libraries."""
+    cluster = behind.cluster
+    await cluster.create_topic(topic, configs=SEGMENTS)
+    await cluster.produce(topic, _VALUES, max_batch_size=200_000)
+    before = await consumed(cluster, topic, isolation)
+    java = (
+        *("--topic", topic, "--partition", "0", "--offset", "earliest", "--isolation-level", isolation),
+        *("--max-messages", str(len(_VALUES)), "--timeout-ms", "60000"),
+        *("--property", "print.offset=true", "--property", "print.timestamp=true"),
+    )
+
+    async def read_all(bootstrap):
+        settings = {"isolation.level": isolation}
+        console = "org.apache.kafka.tools.consumer.ConsoleConsumer"
+        printed = await run_tool(behind, console, "--bootstrap-server", bootstrap, *java)
+        return (
+            await read_aiokafka(bootstrap, topic, len(_VALUES), isolation_level=isolation),
+            await asyncio.to_thread(read_librdkafka, bootstrap, topic, len(_VALUES), **settings),
+            [line for line in printed.splitlines() if line.startswith("CreateTime:")],
+        )
+
+    direct = await read_all(cluster.bootstrap)
+    assert direct[0] == direct[1] == _WHOLE
+    assert len(direct[2]) == len(_VALUES)
+    with trimmed(config_of(topic)) as daemon:
+        assert len(await consumed(cluster, topic, isolation)) < len(before)
+        assert await consumed(through, topic, isolation) == before
+        assert await read_all(behind.bootstrap) == direct
+        assert daemon.metric("tieringd_cache_hits_total", kind="chunk")
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+async def test_transactions_are_filtered_in_the_archive_too(behind, through, config_of, isolation):
+    """Long, short, committed and aborted ones, over the seam of archive and broker."""
+    topic = f"{TRANSACTIONS}.{isolation}"
+    await write_transactions(behind.cluster, topic)
+    before = await consumed(behind.cluster, topic, isolation)
+    with trimmed(config_of(topic)):
+        assert len(await consumed(behind.cluster, topic, isolation)) < len(before)
+        assert await consumed(through, topic, isolation) == before
+
+
+async def test_seeks_and_times_reach_into_the_archive(behind, config_of, topic):
+    """By offset forwards and back, by time, to the beginning and to the end, each with one consumer."""
+    await behind.cluster.create_topic(topic, configs=SEGMENTS)
+    for number, value in _WHOLE:
+        await behind.cluster.produce(topic, [value], timestamp_ms=1_700_000_000_000 + number * 1000)
+    partition = TopicPartition(topic, 0)
+    with trimmed(config_of(topic)):
+        async with consumer_of(behind.bootstrap, topic) as consumer:
+            for wanted in (3, 60, 17, 0, 64, 40):
+                consumer.seek(partition, wanted)
+                record = await consumer.getone()
+                assert (record.offset, record.value) == (wanted, _VALUES[wanted])
+            for number in (0, 9, 33, 64):
+                asked = {partition: 1_700_000_000_000 + number * 1000 - 1}
+                found = (await consumer.offsets_for_times(asked))[partition]
+                assert (found.offset, found.timestamp) == (number, 1_700_000_000_000 + number * 1000)
+            await consumer.seek_to_beginning(partition)
+            assert (await consumer.getone()).offset == 0
+            assert (await consumer.end_offsets([partition]))[partition] == len(_VALUES)
+
+
+async def test_groups_begin_where_the_whole_log_does(behind, config_of, topic):
+    """A new group resets to the archive's first offset, and one that committed there goes on there."""
+    await behind.cluster.create_topic(topic, configs=SEGMENTS)
+    await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
+
+    def first_of(group, *, commit):
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": behind.bootstrap,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.subscribe([topic])
+        try:
+            (record,) = consumer.consume(1, 60)
+            assert record.error() is None, record.error()
+            if commit is not None:
+                offset = confluent_kafka.TopicPartition(topic, 0, commit)
+                consumer.commit(offsets=[offset], asynchronous=False)
+            return record.offset()
+        finally:
+            consumer.close()
+
+    with trimmed(config_of(topic)):
+        assert await asyncio.to_thread(first_of, topic, commit=21) == 0
+        assert await asyncio.to_thread(first_of, topic, commit=None) == 21
+        # An offset behind the end is out of range everywhere: the reset leads to the archive's begin.
+        assert await asyncio.to_thread(first_of, topic, commit=5000) == 21
+        assert await asyncio.to_thread(first_of, topic, commit=None) == 0
+
+
+async def test_log_dirs_show_what_the_archive_holds(behind, config_of, topic, objects):
+    """The admin client sees the bucket as one more directory."""
+    await behind.cluster.create_topic(topic, configs=SEGMENTS)
+    await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
+    with trimmed(config_of(topic)):
+        told = await run_tool(
+            behind,
+            "org.apache.kafka.tools.LogDirsCommand",
+            *("--bootstrap-server", behind.bootstrap, "--describe", "--topic-list", topic),
+        )
+    size_bytes = archived_manifest(objects, topic).segments.total_bytes
+    assert f'"logDir":"remote://{BUCKET}"' in told
+    assert f'"size":{size_bytes},' in told
+
+
+async def test_reader_waits_while_the_store_fails(behind, seaweedfs, config_of, topic):
+    """Refused, reset and cut off in the middle: the client is told to try again, and misses nothing."""
+    await behind.cluster.create_topic(topic, configs=SEGMENTS)
+    await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
+    async with fault_proxy(seaweedfs.endpoint_url) as proxy:
+        host, port = proxy.url.removeprefix("http://").split(":")
+        config = config_of(topic, cloud_storage_api_endpoint=host, cloud_storage_api_endpoint_port=int(port))
+        # The daemon runs in a process of its own, and is waited for in a thread: the proxy is on this loop.
+        with running_daemon(config) as daemon:
+            await asyncio.to_thread(until_trimmed, daemon)
+            for _ in range(4):
+                proxy.spoil(Answer("503 Slow Down"), where=_reads_data)
+                proxy.spoil(ResetAnswer(after_bytes=100_000), where=_reads_data)
+            assert await read_aiokafka(behind.bootstrap, topic, len(_VALUES)) == _WHOLE
+            assert proxy.faults_left == 0
+
+
+def _reads_data(exchange):
+    return exchange.method == "GET" and ".log" in exchange.path
+
+
+async def test_store_that_is_away_costs_a_client_no_record(behind, config_of, topic, seaweedfs):
+    """While nothing of the archive can be read nobody is told that it is gone; then reading goes on."""
+    await behind.cluster.create_topic(topic, configs=SEGMENTS)
+    await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
+    partition = TopicPartition(topic, 0)
+    with trimmed(config_of(topic)):
+        async with consumer_of(behind.bootstrap, topic, auto_offset_reset="none") as consumer:
+            await asyncio.to_thread(seaweedfs.stop)
+            try:
+                consumer.seek(partition, 0)
+                assert await consumer.getmany(timeout_ms=4000) == {}
+                consumer.seek(partition, len(_VALUES) - 1)
+                assert (await consumer.getone()).offset == len(_VALUES) - 1
+                consumer.seek(partition, 0)
+                reading = asyncio.create_task(consumer.getone())
+            finally:
+                await asyncio.to_thread(seaweedfs.launch)
+            record = await asyncio.wait_for(reading, 90)
+            assert (record.offset, record.value) == (0, _VALUES[0])
+
+
+async def test_topic_without_remote_read_is_the_brokers_alone(behind, config_of, topic, objects):
+    """What is archived of it stays in the bucket; the gateway changes no answer."""
+    await behind.cluster.create_topic(topic, configs=SEGMENTS)
+    await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
+    properties = {"redpanda.remote.write": True, "redpanda.remote.read": False}
+    with running_daemon(config_of(topic, properties)) as daemon:
+        daemon.until(lambda: daemon.next_offset(topic), "something is archived")
+        async with behind.cluster.admin() as admin:
+            await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=20)})
+        daemon.until_rounds(3)
+        async with consumer_of(behind.bootstrap, topic, auto_offset_reset="earliest") as consumer:
+            partition = TopicPartition(topic, 0)
+            assert (await consumer.beginning_offsets([partition]))[partition] == 20
+            consumer.seek(partition, 3)
+            assert (await consumer.getone()).offset == 20
+    assert archived_manifest(objects, topic).start_offset == 0
+
+
+async def test_full_disk_refuses_writes_and_serves_reads(behind, config_of, topic):
+    """Producers hear an error of policy while a disk is degraded; consumers notice nothing."""
+    await behind.cluster.create_topic(topic, configs=SEGMENTS)
+    await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
+    with trimmed(config_of(topic, storage_min_free_bytes=1 << 60)) as daemon:
+        daemon.until(lambda: daemon.metric("tieringd_producers_held_back"), "producers are held back")
+        async with AIOKafkaProducer(
+            bootstrap_servers=behind.bootstrap, request_timeout_ms=3000, retry_backoff_ms=200
+        ) as producer:
+            with pytest.raises(KafkaError):
+                await producer.send_and_wait(topic, b"refused", partition=0)
+            assert await read_aiokafka(behind.bootstrap, topic, len(_VALUES)) == _WHOLE
+            config_of(topic, storage_min_free_bytes=0)
+            daemon.send_signal(signal.SIGHUP)
+            daemon.until(lambda: not daemon.metric("tieringd_producers_held_back"), "they are let go")
+            sent = await producer.send_and_wait(topic, b"taken", partition=0)
+    assert sent.offset == len(_VALUES)
+
+
+async def test_topics_and_groups_are_administered_through_the_gateway(behind, config_of, topic):
+    """With an archive behind it too, admin clients create, describe, alter and delete."""
+    with running_daemon(config_of(topic)) as daemon:
+        daemon.until_rounds(1)
+        admin = AdminClient({"bootstrap.servers": behind.bootstrap})
+
+        def administer():
+            new = confluent_kafka.admin.NewTopic(topic, 3, 1)
+            admin.create_topics([new])[topic].result(20)
+            described = admin.list_topics(topic, timeout=20).topics[topic]
+            admin.delete_topics([topic])[topic].result(20)
+            return sorted(described.partitions)
+
+        assert await asyncio.to_thread(administer) == [0, 1, 2]

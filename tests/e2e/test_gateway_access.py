@@ -1,0 +1,269 @@
+"""
+Who may read through the gateway is up to the broker: TLS on both sides, every SASL mechanism, ACLs.
+
+The topic is trimmed, so that most of what a client asks for would come from the archive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import urlsafe_b64decode
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import confluent_kafka
+import pytest
+import pytest_asyncio
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
+from confluent_kafka.admin import AclOperation, AdminClient
+from kio.schema.errors import ErrorCode
+
+from tests.e2e.conftest import BUCKET
+from tests.e2e.sample_topics import SEGMENTS
+from tests.support.certificate import write_certificate
+from tests.support.daemon import Daemon, kafka_config, running_daemon, write_config
+from tests.support.gateway_clients import read_aiokafka, read_librdkafka
+from tests.support.gateways import LISTENER, BrokerBehind
+from tests.support.kafka_messages import fetch_request, request_module
+from tests.support.kafka_users import (
+    MECHANISMS,
+    Login,
+    add_scram_users,
+    allow,
+    broker_properties,
+    password_of,
+)
+from tests.support.raw_kafka import connected
+from tests.support.tls_relay import trusting
+from tieringd.broker.log_dir import read_topic_id
+from tieringd.formats.record_batch import parse_header
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOPIC = "guarded"
+USERS = ("reader", "looker", "stranger")
+"""Who may read the topic, who may only see that it is there, and who may nothing."""
+VALUES = [bytes([number]) * 100_000 for number in range(45)]
+WHOLE = list(enumerate(VALUES))
+_GROUP_REFUSED = confluent_kafka.KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A broker with users, and before it a daemon whose gateway has most of the topic in its archive."""
+
+    behind: BrokerBehind
+    daemon: Daemon
+    certificate: Path
+
+    @property
+    def topic_id(self) -> UUID:
+        """Return the topic's id."""
+        path = self.behind.cluster.log_dir() / f"{TOPIC}-0"
+        return UUID(bytes=urlsafe_b64decode(read_topic_id(str(path)) + "=="))
+
+    def login(self, user: str, mechanism: str = "PLAIN", **changes: str) -> Login:
+        return Login(user, mechanism, self.certificate, **changes)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def guarded(tmp_path_factory, seaweedfs):
+    """Give the broker and the daemon, once the log is trimmed."""
+    directory = tmp_path_factory.mktemp("guarded")
+    certificate = write_certificate(directory / "certificate.pem")
+    behind = await BrokerBehind.start(
+        directory / "broker",
+        protocol="SASL_SSL",
+        properties=broker_properties(LISTENER, USERS, certificate),
+    )
+    try:
+        with running_daemon(await _prepared(behind, directory, certificate, seaweedfs)) as daemon:
+            daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
+            daemon.until_rounds(2)
+            yield Guarded(behind, daemon, certificate)
+    finally:
+        await behind.cluster.stop()
+
+
+async def _prepared(behind, directory, certificate, seaweedfs):
+    """Write the topic, let users in, and return the daemon's configuration."""
+    cluster = behind.cluster
+    add_scram_users(cluster.bootstrap, USERS)
+    await cluster.create_topic(TOPIC, configs=SEGMENTS)
+    allow(cluster.bootstrap, "reader", AclOperation.READ, AclOperation.DESCRIBE, topic=TOPIC)
+    allow(cluster.bootstrap, "looker", AclOperation.DESCRIBE, topic=TOPIC)
+    await cluster.produce(TOPIC, VALUES, max_batch_size=200_000)
+    config = kafka_config(
+        cluster,
+        seaweedfs,
+        directory / "state",
+        bucket=BUCKET,
+        prefix="e2e/guarded",
+        topics={TOPIC: {"remote.storage.enable": True, "local.retention.bytes": 1 << 20}},
+        gateway={
+            "enabled": True,
+            "host": "127.0.0.1",
+            "port": behind.port,
+            "broker": f"127.0.0.1:{cluster.broker.listener_ports[LISTENER]}",
+            "tls_cert_file": str(certificate),
+            "tls_key_file": str(certificate),
+            "broker_tls": True,
+            "broker_tls_ca_file": str(certificate),
+        },
+    )
+    return write_config(directory / "tieringd.yaml", config)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_reader_gets_the_whole_log_with_every_mechanism(guarded, mechanism):
+    """Passwords, challenges and tokens pass to the broker, and the archive's records come back."""
+    login = guarded.login("reader", mechanism)
+    bootstrap = guarded.behind.bootstrap
+    assert await read_aiokafka(bootstrap, TOPIC, len(VALUES), **login.aiokafka()) == WHOLE
+    read = await asyncio.to_thread(read_librdkafka, bootstrap, TOPIC, len(VALUES), **login.librdkafka())
+    assert read == WHOLE
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+async def test_wrong_password_is_the_brokers_to_refuse(guarded, mechanism):
+    """The client hears what the broker says to it, and nothing is read."""
+    login = guarded.login("reader", mechanism, password="wrong")
+    consumer = AIOKafkaConsumer(bootstrap_servers=guarded.behind.bootstrap, **login.aiokafka())
+    with pytest.raises(KafkaError, match=r"(?i)authentication|Unable to bootstrap"):
+        await consumer.start()
+    await consumer.stop()
+
+
+@pytest.mark.parametrize("offset", [0, len(VALUES) - 1])
+async def test_user_who_may_only_look_gets_no_record(guarded, offset):
+    """Archived offsets are refused as the broker's own are."""
+    login = guarded.login("looker")
+    consumer = AIOKafkaConsumer(bootstrap_servers=guarded.behind.bootstrap, **login.aiokafka())
+    await consumer.start()
+    try:
+        partition = TopicPartition(TOPIC, 0)
+        consumer.assign([partition])
+        consumer.seek(partition, offset)
+        with pytest.raises(TopicAuthorizationFailedError):
+            await asyncio.wait_for(consumer.getone(), 30)
+    finally:
+        await consumer.stop()
+
+
+@pytest.mark.parametrize("offset", [0, len(VALUES) - 1])
+async def test_librdkafka_is_told_that_it_may_not_read(guarded, offset):
+    """Whether the offset is archived or the broker's."""
+    error = await asyncio.to_thread(_first_of_librdkafka, guarded, guarded.login("looker"), offset)
+    assert error == confluent_kafka.KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+@pytest.mark.parametrize("version", [4, 12, 13, 17])
+@pytest.mark.parametrize("user", USERS)
+async def test_fetch_by_hand_is_judged_by_the_broker(guarded, user, version):
+    """A client that asks for no metadata and knows the topic's id gets what its user may have."""
+    topic = guarded.topic_id if version >= 13 else TOPIC
+    async with logged_in(guarded, user) as client:
+        answer = await client.ask(fetch_request(version, {topic: {0: {"fetch_offset": 0}}}))
+    (partition,) = answer.responses[0].partitions
+    if user == "reader":
+        assert partition.error_code == ErrorCode.none
+        assert parse_header(partition.records).base_offset == 0
+    else:
+        assert partition.error_code == ErrorCode.topic_authorization_failed
+        assert not partition.records
+
+
+async def test_fetch_without_authentication_ends_the_connection(guarded):
+    """The broker closes it, and so does the gateway."""
+    async with connected(guarded.behind.port, tls=trusting(guarded.certificate)) as client:
+        client.send(fetch_request(12, {TOPIC: {0: {"fetch_offset": 0}}}))
+        async with asyncio.timeout(30):
+            assert await client.reader.read() == b""
+
+
+@asynccontextmanager
+async def logged_in(guarded, user):
+    """Open a connection and authenticate on it, by hand."""
+    async with connected(guarded.behind.port, tls=trusting(guarded.certificate)) as client:
+        handshake = request_module(17, 1).SaslHandshakeRequest(mechanism="PLAIN")
+        assert (await client.ask(handshake)).error_code == ErrorCode.none
+        secret = f"\0{user}\0{password_of(user)}".encode()
+        authentication = request_module(36, 2).SaslAuthenticateRequest(auth_bytes=secret)
+        assert (await client.ask(authentication)).error_code == ErrorCode.none
+        yield client
+
+
+def _first_of_librdkafka(guarded, login, offset):
+    """Return the error of the first thing that a consumer gets of the topic; None when it is a record."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": guarded.behind.bootstrap, "group.id": "none", **login.librdkafka()}
+    )
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(TOPIC, 0, offset)])
+        for _ in range(300):
+            found = consumer.poll(0.1)
+            error = None if found is None else found.error()
+            # Nobody here may join a group either, which librdkafka tells first.
+            if found is not None and (error is None or error.code() != _GROUP_REFUSED):
+                return None if error is None else error.code()
+        return "nothing"
+    finally:
+        consumer.close()
+
+
+async def test_offsets_of_the_archive_are_for_those_who_may_describe(guarded):
+    """Who may describe the topic is told its first archived offset; who may not is told nothing."""
+    bootstrap = guarded.behind.bootstrap
+    partition = confluent_kafka.TopicPartition(TOPIC, 0)
+
+    def bounds(user):
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "none",
+                **guarded.login(user).librdkafka(),
+            }
+        )
+        try:
+            return consumer.get_watermark_offsets(partition, timeout=20)
+        finally:
+            consumer.close()
+
+    assert await asyncio.to_thread(bounds, "looker") == (0, len(VALUES))
+    with pytest.raises(confluent_kafka.KafkaException) as refused:
+        await asyncio.to_thread(bounds, "stranger")
+    # librdkafka asks for metadata first, in which the topic is not.
+    assert refused.value.args[0].code() == confluent_kafka.KafkaError._UNKNOWN_PARTITION
+
+
+async def test_topics_of_the_cluster_are_the_brokers_to_show(guarded):
+    """Metadata comes from the broker: a stranger is shown no topic."""
+
+    def topics(user):
+        admin = AdminClient(
+            {"bootstrap.servers": guarded.behind.bootstrap, **guarded.login(user).librdkafka()}
+        )
+        return set(admin.list_topics(timeout=20).topics)
+
+    assert TOPIC in await asyncio.to_thread(topics, "reader")
+    assert TOPIC not in await asyncio.to_thread(topics, "stranger")
+
+
+async def test_plain_client_is_not_served(guarded):
+    """A client without TLS gets no answer, and costs nothing but its own connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", guarded.behind.port)
+    writer.write(b"\x00\x00\x00\x0a\x00\x12\x00\x03\x00\x00\x00\x01\x00\x00")
+    answer = b""
+    with suppress(ConnectionResetError):
+        async with asyncio.timeout(30):
+            answer = await reader.read()
+    writer.close()
+    # What there is of an answer is a TLS alert.
+    assert answer[:1] in {b"", b"\x15"}
+    login = guarded.login("reader")
+    read = await read_aiokafka(guarded.behind.bootstrap, TOPIC, len(VALUES), **login.aiokafka())
+    assert read == WHOLE
