@@ -12,6 +12,7 @@ import asyncio
 import os
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,10 +26,10 @@ from tieringd.errors import (
     ObjectNotFound,
     PreconditionFailed,
 )
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from tieringd.storage.base import ObjectInfo, ObjectStore
 
@@ -369,6 +370,122 @@ class ObjectStoreContract:
                 await store.put("short", too_long, crc32c=0)
         await store.put("key", body, crc32c=crc32c(data))
         assert open_descriptors() <= before
+
+
+class JoinContract:
+    """What a store does that makes one object of several by itself."""
+
+    proves_joins = True
+    """Whether it tells enough for a join to be proven."""
+    copies_from_bytes = 0
+    """What is smaller goes through this host; None where all of it does."""
+
+    async def _sources(self, store, parts: Sequence[bytes], *, prefix: str = "source") -> list[JoinSource]:
+        sources = []
+        for number, data in enumerate(parts):
+            key = f"{prefix}/{number:03d}"
+            await put(store, key, data)
+            sources.append(JoinSource(key, len(data), crc32c(data)))
+        return sources
+
+    @pytest.mark.parametrize(
+        "sizes",
+        [
+            pytest.param([7], id="one-byte-source"),
+            pytest.param([1000, 2000, 3000], id="small"),
+            pytest.param([6 * MIB, 5 * MIB, 7 * MIB + 1], id="large"),
+            pytest.param([6 * MIB, 1000, 8 * MIB, 2 * MIB, 4 * MIB, 6 * MIB, 17], id="mixed"),
+            pytest.param([1000, 6 * MIB], id="small-then-large"),
+            pytest.param([1] * 70, id="many"),
+        ],
+    )
+    async def test_joined_object_is_its_sources_one_after_the_other(
+        self, store, bucket: Bucket, sizes: list[int]
+    ):
+        """The bytes are in order, size and checksum are those of the whole, and the sources stay."""
+        parts = [content(size, seed=number) for number, size in enumerate(sizes)]
+        sources, whole = await self._sources(store, parts), b"".join(parts)
+        joined = await store.join("dir/joined", sources, crc32c=crc32c(whole))
+        assert await asyncio.to_thread(bucket.read, "dir/joined") == whole
+        assert (joined.info.key, joined.info.size_bytes) == ("dir/joined", len(whole))
+        assert joined.info.crc32c == crc32c(whole)
+        head = await store.head("dir/joined")
+        assert (head.version, head.size_bytes) == (joined.info.version, len(whole))
+        assert head.crc32c in {None, crc32c(whole)}
+        for source, data in zip(sources, parts, strict=True):
+            assert await asyncio.to_thread(bucket.read, source.key) == data
+        keys = [each for page in await listed(store, "dir/", limit=1000) for each in page]
+        assert keys == ["dir/joined"]
+
+    async def test_large_sources_do_not_come_here(self, store):
+        """What the server copies is not counted as ours, and it is proven where the server says enough."""
+        parts = [content(6 * MIB, seed=number) for number in range(3)]
+        whole = b"".join(parts)
+        joined = await store.join("joined", await self._sources(store, parts), crc32c=crc32c(whole))
+        assert joined.host_bytes == (len(whole) if self.copies_from_bytes is None else 0)
+        assert joined.is_proven is self.proves_joins
+
+    async def test_join_again_gives_the_same(self, store, bucket: Bucket):
+        """After a crash the same join is done once more, over what the first one left."""
+        parts = [content(6 * MIB, seed=number) for number in range(2)]
+        sources, whole = await self._sources(store, parts), b"".join(parts)
+        for _ in range(2):
+            await store.join("joined", sources, crc32c=crc32c(whole))
+        assert await asyncio.to_thread(bucket.read, "joined") == whole
+
+    async def test_joined_object_can_be_a_source(self, store, bucket: Bucket):
+        """What was merged may be merged again."""
+        parts = [content(6 * MIB, seed=number) for number in range(3)]
+        sources, whole = await self._sources(store, parts), b"".join(parts)
+        two = b"".join(parts[:2])
+        await store.join("two", sources[:2], crc32c=crc32c(two))
+        again = [JoinSource("two", len(two), crc32c(two)), sources[2]]
+        await store.join("joined", again, crc32c=crc32c(whole))
+        assert await asyncio.to_thread(bucket.read, "joined") == whole
+
+    @pytest.mark.parametrize("size", [pytest.param(1000, id="small"), pytest.param(6 * MIB, id="large")])
+    async def test_join_of_other_bytes_is_refused(self, store, bucket: Bucket, size: int):
+        """Of other bytes than announced nothing is stored, or the answer says that nobody could tell."""
+        parts = [content(size, seed=number) for number in range(2)]
+        sources, whole = await self._sources(store, parts), b"".join(parts)
+        try:
+            joined = await store.join("joined", sources, crc32c=crc32c(whole) ^ 1)
+        except ChecksumRejected:
+            assert await asyncio.to_thread(bucket.read, "joined") is None
+        else:
+            assert not joined.is_proven
+
+    async def test_source_of_another_size_is_refused(self, store, bucket: Bucket):
+        """A source that is not the object that was meant ends the join, and nothing is stored."""
+        parts = [content(6 * MIB, seed=number) for number in range(2)]
+        first, second = await self._sources(store, parts)
+        with pytest.raises(ChecksumRejected):
+            await store.join(
+                "joined",
+                [first, replace(second, size_bytes=second.size_bytes - 1)],
+                crc32c=crc32c(parts[0] + parts[1][:-1]),
+            )
+        assert await asyncio.to_thread(bucket.read, "joined") is None
+
+    async def test_missing_source_ends_the_join(self, store, bucket: Bucket):
+        """A source that has gone raises ObjectNotFound, and nothing is stored."""
+        parts = [content(6 * MIB, seed=number) for number in range(2)]
+        sources = await self._sources(store, parts)
+        await store.delete_many([sources[1].key])
+        with pytest.raises(ObjectNotFound):
+            await store.join("joined", sources, crc32c=crc32c(b"".join(parts)))
+        assert await asyncio.to_thread(bucket.read, "joined") is None
+
+    async def test_join_under_a_condition_replaces_nothing_else(self, store, bucket: Bucket):
+        """A join whose condition does not hold leaves the object as it was."""
+        parts = [content(6 * MIB, seed=number) for number in range(2)]
+        sources, whole = await self._sources(store, parts), b"".join(parts)
+        await put(store, "joined", b"first")
+        with pytest.raises(PreconditionFailed):
+            await store.join("joined", sources, crc32c=crc32c(whole), condition=IfAbsent())
+        assert await asyncio.to_thread(bucket.read, "joined") == b"first"
+        await store.join("other", sources, crc32c=crc32c(whole), condition=IfAbsent())
+        assert await asyncio.to_thread(bucket.read, "other") == whole
 
 
 class NestedKeysContract:

@@ -159,12 +159,15 @@ class RetryTable:
     @pytest.mark.parametrize("case", REFUSALS)
     @pytest.mark.parametrize("operation", READS)
     async def test_refused_request_is_retried(self, here, operation, case):
-        """Whatever reads or deletes is asked again."""
+        """Whatever reads or deletes is asked again; and it is known whether the store asked for less."""
         here.bucket.write("key", MANIFEST)
         store = await here.store()
+        throttled = []
+        store.listen(lambda *, is_throttled: throttled.append(is_throttled))
         here.proxy.spoil(self.refusals[case])
         await READS[operation](store)
         assert here.outcomes == ["StorageUnavailable", "ok"]
+        assert throttled == [case != "500", False]
         assert [each.status for each in here.proxy.exchanges[:1]] == [int(case[:3])]
 
     @pytest.mark.parametrize("fault", [*BROKEN_DOWNLOADS, *LOST_ANSWERS])

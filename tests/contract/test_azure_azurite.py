@@ -24,7 +24,7 @@ from tieringd.errors import ChecksumRejected, PreconditionFailed, StorageDenied,
 from tieringd.storage.azure.errors import Call
 from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.azure.store import AzureStore
-from tieringd.storage.base import IfAbsent, IfVersion
+from tieringd.storage.base import IfAbsent, IfVersion, JoinSource
 
 WRONG_KEY = base64.b64encode(b"wrong").decode()
 
@@ -113,6 +113,13 @@ class TestAzureStoreWithAzurite(ObjectStoreContract, MissingBucketContract, Nest
         with pytest.raises(ChecksumRejected):
             await block_store.put("key", slice_of(data), crc32c=crc32c(data) ^ 1)
         assert (await block_store.list_page("")).objects == ()
+
+    async def test_emulator_that_cannot_join_is_told_apart(self, store, bucket):
+        """Azurite does not know the request that copies a block, so the caller is told to send the bytes."""
+        await put(store, "source", b"content")
+        sources = [JoinSource("source", 7, crc32c(b"content"))]
+        assert await store.join("key", sources, crc32c=crc32c(b"content")) is None
+        assert bucket.read("key") is None
 
     async def test_listing_tells_the_checksum(self, store):
         """A listing knows what a head would tell, the checksum included."""

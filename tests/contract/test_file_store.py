@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.object_store_contract import MissingBucketContract, ObjectStoreContract
+from tests.contract.object_store_contract import JoinContract, MissingBucketContract, ObjectStoreContract
 from tieringd.storage.file import FileStore
 
 if TYPE_CHECKING:
@@ -27,8 +27,10 @@ class DirectoryBucket:
         path.write_bytes(data)
 
 
-class TestFileStore(ObjectStoreContract, MissingBucketContract):
+class TestFileStore(ObjectStoreContract, JoinContract, MissingBucketContract):
     """Files below a root, with a prefix."""
+
+    copies_from_bytes = None
 
     @pytest.fixture
     def root(self, tmp_path):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
+from contextlib import asynccontextmanager
 
 import pytest
+from crc32c import crc32c
 
 from tests.contract.object_store_contract import (
+    JoinContract,
     MissingBucketContract,
     NestedKeysContract,
     ObjectStoreContract,
     put,
 )
 from tests.support.fake_gcs import GcsBucket
+from tests.support.fault_proxy import Answer, fault_proxy
+from tieringd.errors import ObjectNotFound, PreconditionFailed
+from tieringd.storage.base import IfAbsent
 from tieringd.storage.gcs.settings import GcsSettings
 from tieringd.storage.gcs.store import GcsStore
 
@@ -25,7 +32,9 @@ def settings(server, **changes) -> GcsSettings:
     return GcsSettings(**values | changes)
 
 
-class TestGcsStoreWithFakeServer(ObjectStoreContract, MissingBucketContract, NestedKeysContract):
+class TestGcsStoreWithFakeServer(
+    ObjectStoreContract, JoinContract, MissingBucketContract, NestedKeysContract
+):
     """One bucket for all tests, and a prefix for each."""
 
     # The server compares no checksum. The store does, with the one that the server computed, and takes the
@@ -47,10 +56,48 @@ class TestGcsStoreWithFakeServer(ObjectStoreContract, MissingBucketContract, Nes
         return GcsBucket(fake_gcs.endpoint, bucket="contract", prefix=prefix)
 
     @pytest.fixture
+    def store_behind(self, fake_gcs, prefix):
+        """Give a function that opens the store behind a proxy."""
+
+        @asynccontextmanager
+        async def behind():
+            async with fault_proxy(fake_gcs.endpoint) as proxy:
+                store = await GcsStore.open(settings(fake_gcs, prefix=prefix, endpoint=proxy.url))
+                yield proxy, store
+                await store.close()
+
+        return behind
+
+    @pytest.fixture
     async def missing_store(self, fake_gcs):
         store = await GcsStore.open(settings(fake_gcs, bucket="not-there"))
         yield store
         await store.close()
+
+    async def test_missing_source_ends_the_join(self, store_behind, bucket):
+        """The fake says 500 where Google says 404; the proxy answers as Google does."""
+        async with store_behind() as (proxy, store):
+            sources = await self._sources(store, [b"one", b"two"])
+            message = {"error": {"code": 404, "message": "No such object: contract/two"}}
+            proxy.spoil(
+                Answer("404 Not Found", json.dumps(message).encode()),
+                where=lambda each: "/compose" in each.path,
+            )
+            with pytest.raises(ObjectNotFound):
+                await store.join("joined", sources, crc32c=crc32c(b"onetwo"))
+        assert await asyncio.to_thread(bucket.read, "joined") is None
+
+    async def test_join_under_a_condition_replaces_nothing_else(self, store_behind):
+        """The fake composes whatever the condition, so its being sent and refused is what is seen here."""
+        async with store_behind() as (proxy, store):
+            sources = await self._sources(store, [b"one", b"two"])
+            proxy.spoil(
+                Answer("412 Precondition Failed", b"{}"),
+                where=lambda each: "/compose" in each.path and "ifGenerationMatch=0" in each.path,
+            )
+            with pytest.raises(PreconditionFailed):
+                await store.join("joined", sources, crc32c=crc32c(b"onetwo"), condition=IfAbsent())
+            assert proxy.faults_left == 0
 
     async def test_keys_are_taken_literally(self, store, bucket):
         """Characters that mean something in an address mean nothing in a key, in any operation."""

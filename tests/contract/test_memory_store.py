@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.object_store_contract import NestedKeysContract, ObjectStoreContract
+from tests.contract.object_store_contract import JoinContract, NestedKeysContract, ObjectStoreContract
 from tieringd.storage.memory import MemoryStore
 
 
@@ -20,7 +20,7 @@ class MemoryBucket:
         self._store.add(key, data)
 
 
-class TestMemoryStore(ObjectStoreContract, NestedKeysContract):
+class TestMemoryStore(ObjectStoreContract, JoinContract, NestedKeysContract):
     """The reference implementation."""
 
     @pytest.fixture

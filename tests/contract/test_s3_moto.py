@@ -7,6 +7,7 @@ import uuid
 import pytest
 
 from tests.contract.object_store_contract import (
+    JoinContract,
     MissingBucketContract,
     NestedKeysContract,
     ObjectStoreContract,
@@ -16,7 +17,7 @@ from tieringd.storage.s3.settings import S3Settings
 from tieringd.storage.s3.store import S3Store
 
 
-class TestS3StoreWithMoto(ObjectStoreContract, MissingBucketContract, NestedKeysContract):
+class TestS3StoreWithMoto(ObjectStoreContract, JoinContract, MissingBucketContract, NestedKeysContract):
     """A bucket for each test."""
 
     # It neither checks nor keeps the announced checksum, and stores whatever arrives.

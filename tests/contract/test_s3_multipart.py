@@ -14,7 +14,7 @@ from tests.support.fault_proxy import Answer, StallRequest, fault_proxy
 from tests.support.s3_bucket import S3Bucket
 from tests.support.seaweedfs import ACCESS_KEY, SECRET_KEY, s3_client
 from tieringd.errors import ChecksumRejected, LocalFileError, PreconditionFailed, StorageUnavailable
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource
 from tieringd.storage.probe import require_conditional_writes
 from tieringd.storage.s3.settings import S3Settings
 from tieringd.storage.s3.store import S3Store
@@ -197,6 +197,55 @@ async def test_cancelled_upload_is_aborted(store_at, endpoint, bucket, client, p
         with pytest.raises(asyncio.CancelledError):
             await task
     assert bucket.keys() == []
+    assert unfinished(client, prefix) == []
+
+
+@pytest.fixture
+async def sources(store):
+    """Store three objects to be joined: the second is too small to be copied."""
+    parts = [DATA[: 6 * MIB], DATA[6 * MIB : 6 * MIB + 17], DATA[6 * MIB + 17 :]]
+    found = []
+    for number, part in enumerate(parts):
+        await store.put(f"source-{number}", part, crc32c=crc32c(part))
+        found.append(JoinSource(f"source-{number}", len(part), crc32c(part)))
+    return found
+
+
+@pytest.mark.parametrize("where", ["x-amz-copy-source", "partNumber=2"])
+async def test_failed_part_aborts_the_join(store_at, endpoint, bucket, client, prefix, sources, where):  # noqa: PLR0917 - fixtures
+    """When the store fails to copy or to take a part, no object comes of it, and no part is left."""
+    async with fault_proxy(endpoint) as proxy:
+        store = await store_at(proxy.url)
+        proxy.spoil(
+            Answer("503 Slow Down"),
+            where=lambda each: where in each.path or where in str(each.headers).lower(),
+        )
+        with pytest.raises(StorageUnavailable) as caught:
+            await store.join("key", sources, crc32c=crc32c(DATA))
+        assert proxy.faults_left == 0
+    assert not caught.value.outcome_unknown
+    assert bucket.read("key") is None
+    assert unfinished(client, prefix) == []
+
+
+async def test_join_streams_only_what_is_too_small(store, bucket, client, prefix, sources):
+    """A source that cannot be a part, and what it takes of the next one, are all that comes here."""
+    joined = await store.join("key", sources, crc32c=crc32c(DATA))
+    assert bucket.read("key") == DATA
+    assert joined.host_bytes == 5 * MIB
+    assert unfinished(client, prefix) == []
+
+
+async def test_server_that_copies_no_parts_is_told_apart(store_at, endpoint, bucket, client, prefix, sources):  # noqa: PLR0917 - fixtures
+    """A server that does not know the request says 501; the caller sends the bytes, and nothing is left."""
+    async with fault_proxy(endpoint) as proxy:
+        store = await store_at(proxy.url)
+        proxy.spoil(
+            said("501 Not Implemented", "NotImplemented"), where=lambda each: "partNumber=1" in each.path
+        )
+        assert await store.join("key", sources, crc32c=crc32c(DATA)) is None
+        assert proxy.faults_left == 0
+    assert bucket.read("key") is None
     assert unfinished(client, prefix) == []
 
 

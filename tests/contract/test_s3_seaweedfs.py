@@ -9,6 +9,7 @@ from crc32c import crc32c
 
 from tests.contract.object_store_contract import (
     MIB,
+    JoinContract,
     MissingBucketContract,
     NestedKeysContract,
     ObjectStoreContract,
@@ -32,7 +33,7 @@ def settings(server, **changes) -> S3Settings:
     return S3Settings(**values | changes)
 
 
-class TestS3StoreWithSeaweedFS(ObjectStoreContract, MissingBucketContract, NestedKeysContract):
+class TestS3StoreWithSeaweedFS(ObjectStoreContract, JoinContract, MissingBucketContract, NestedKeysContract):
     """One bucket for all tests, and a prefix for each: every bucket costs the server seven volumes."""
 
     # It keeps keys as a tree, and lists a directory where its name sorts without the slash.

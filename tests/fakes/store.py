@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from tests.fakes.wire import Wire
-    from tieringd.storage.base import Body, Condition, ListPage, ObjectInfo, ObjectStore
+    from tieringd.storage.base import Body, Condition, Joined, JoinSource, ListPage, ObjectInfo, ObjectStore
 
 
 def store_unavailable(operation: str, outcome_unknown: bool = False) -> StorageUnavailable:  # noqa: FBT001, FBT002 - the wire calls it
@@ -73,6 +73,16 @@ class DistantStore:
     async def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects."""
         await self._carry("delete_many", lambda: self._store.delete_many(keys))
+
+    async def join(
+        self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
+    ) -> Joined | None:
+        """Make one object of several; one that is given up may be made later."""
+
+        async def effect() -> Joined | None:
+            return await self._store.join(key, sources, crc32c=crc32c, condition=condition)
+
+        return await self._wire.carry("join", effect, lost=store_unavailable, detach=lambda: effect)
 
     async def close(self) -> None:
         """Do nothing: others may use the bucket."""

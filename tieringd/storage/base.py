@@ -1,9 +1,9 @@
 """
 The object store seam: what every backend does, and how each call may fail.
 
-Seven operations, no optional ones. Keys are relative to the configured bucket and prefix.
-Versions are opaque strings: an ETag, a generation, a content hash. Every backend passes
-`tests/contract/object_store_contract.py`; that suite is the definition of this page.
+Seven operations that every store has, and one that some have: `JoiningStore`. Keys are relative to
+the configured bucket and prefix. Versions are opaque strings: an ETag, a generation, a content hash.
+Every backend passes `tests/contract/object_store_contract.py`; that suite is the definition of this page.
 
 Retries, deadlines and limits are not a backend's business: `storage.resilient` wraps one.
 """
@@ -11,7 +11,7 @@ Retries, deadlines and limits are not a backend's business: `storage.resilient` 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -126,3 +126,44 @@ class ObjectStore(Protocol):
 
     async def close(self) -> None:
         """Release connections. The store is unusable afterwards; closing twice is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSource:
+    """A whole object that is to become a part of another; it is not empty."""
+
+    key: str
+    size_bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """An object that a store made of others."""
+
+    info: ObjectInfo
+    is_proven: bool
+    """Whether checksums showed that it holds just the sources' bytes. If not, only its size is known."""
+    host_bytes: int
+    """How many bytes went through this host, read and written again; 0 where the store did all by itself."""
+
+
+@runtime_checkable
+class JoiningStore(Protocol):
+    """A store that can make one object of several without sending their bytes to us."""
+
+    async def join(
+        self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
+    ) -> Joined | None:
+        """
+        Store the bytes of *sources*, of which there is at least one, one after the other as one object.
+
+        The sources stay. *crc32c* is of the whole. Returns None when this store cannot join these: nothing
+        was stored, and the caller sends the bytes itself. Joining again what was joined gives the same.
+
+        Raises:
+            ObjectNotFound: A source is gone.
+            PreconditionFailed: *condition* did not hold; the object is as it was.
+            ChecksumRejected: A source, or the whole, has another size or checksum; nothing was stored.
+            StorageUnavailable: With `outcome_unknown` set when the object may be stored.
+        """

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TRUST_HINT = "check cloud_storage_trust_file"
+THROTTLING_STATUSES = frozenset({429, 503})
+"""Too many requests, and too busy: every store says one of them when it is asked for too much."""
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
@@ -37,9 +37,9 @@ from tieringd.errors import (
     StorageUnavailable,
     StoreFull,
 )
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, ListPage, ObjectInfo
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, Joined, ListPage, ObjectInfo
+from tieringd.storage.file_bytes import copied, crc32c_of_file
 from tieringd.storage.file_tree import WORK_DIRECTORY, path_of, walk
-from tieringd.storage.slices import truncated, unreadable
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:
@@ -47,11 +47,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieringd.errors import TieringError
-    from tieringd.storage.base import Body, Condition
+    from tieringd.storage.base import Body, Condition, JoinSource
 
 T = TypeVar("T")
 
-_CHUNK_BYTES = 1 << 20
 _THREADS = 8
 _LOCK_FILES = 64  # Few enough to stay a handful of inodes, enough that partitions rarely meet.
 _LOCK_POLL_SECONDS = 0.005
@@ -87,7 +86,7 @@ class FileStore:
         path = path_of(self._base, key)
         stop = threading.Event()
         return await self._in_thread(
-            lambda: self._put(_Target(key, path, crc32c, condition), body, stop), on_cancel=stop.set
+            lambda: self._put(_Target(key, path, crc32c, condition), [body], stop), on_cancel=stop.set
         )
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
@@ -111,7 +110,7 @@ class FileStore:
         """Return an object's size and version, and its checksum, for which it is read."""
         path = path_of(self._base, key)
         return await self._in_thread(
-            lambda: self._read(key, path, lambda fd, status: _info(key, status, _crc32c_of_file(fd)))
+            lambda: self._read(key, path, lambda fd, status: _info(key, status, crc32c_of_file(fd)))
         )
 
     async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
@@ -124,6 +123,15 @@ class FileStore:
         stop = threading.Event()
         await self._in_thread(lambda: self._delete(paths, stop), on_cancel=stop.set)
 
+    async def join(
+        self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
+    ) -> Joined | None:
+        """Copy several objects into place as one: they are on this host's disks anyway."""
+        target = _Target(key, path_of(self._base, key), crc32c, condition)
+        paths = [(source, path_of(self._base, source.key)) for source in sources]
+        stop = threading.Event()
+        return await self._in_thread(lambda: self._join(target, paths, stop), on_cancel=stop.set)
+
     async def close(self) -> None:
         """Let the threads end."""
         self._executor.shutdown(wait=False)
@@ -131,9 +139,9 @@ class FileStore:
     async def _in_thread(self, function: Callable[[], T], on_cancel: Callable[[], None] = _do_nothing) -> T:
         return await finished(self._executor.submit(function), on_cancel=on_cancel)
 
-    def _put(self, target: _Target, body: Body, stop: threading.Event) -> ObjectInfo:
+    def _put(self, target: _Target, bodies: Sequence[Body], stop: threading.Event) -> ObjectInfo:
         with self._translated("put", target.path, target.key), self._new_file() as (fd, temporary):
-            actual = _copy(body, fd, stop)
+            actual = copied(bodies, fd, stop)
             if actual != target.crc32c:
                 raise ChecksumRejected(
                     f"put {target.path}: the bytes have the checksum {actual:08x}, not {target.crc32c:08x}",
@@ -152,6 +160,24 @@ class FileStore:
                 f"put {target.path}: its directory cannot be flushed: {error}", outcome_unknown=True
             ) from error
         return _info(target.key, status, actual)
+
+    def _join(
+        self, target: _Target, paths: Sequence[tuple[JoinSource, Path]], stop: threading.Event
+    ) -> Joined:
+        with ExitStack() as files:
+            bodies: list[Body] = []
+            for source, path in paths:
+                fd = self._open(source.key, path)
+                files.callback(os.close, fd)
+                status = os.fstat(fd)
+                if status.st_size != source.size_bytes:
+                    raise ChecksumRejected(
+                        f"join {target.path}: {path} has {status.st_size} bytes, not {source.size_bytes}",
+                        key=target.key,
+                    )
+                bodies.append(FileSlice(fd, 0, source.size_bytes))
+            info = self._put(target, bodies, stop)
+        return Joined(info, is_proven=True, host_bytes=info.size_bytes)
 
     def _commit(self, target: _Target, fd: int, temporary: Path) -> None:
         """Check the condition and move the file into place; the caller holds the key's lock."""
@@ -192,19 +218,24 @@ class FileStore:
 
     def _read(self, key: str, path: Path, use: Callable[[int, os.stat_result], T]) -> T:
         """Open an object and use it; what is open stays whole, whoever replaces or deletes it."""
+        fd = self._open(key, path)
+        try:
+            with self._translated("get", path, key):
+                return use(fd, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def _open(self, key: str, path: Path) -> int:
         with self._translated("get", path, key):
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except (FileNotFoundError, NotADirectoryError):
                 self._require_root()
                 raise ObjectNotFound(f"{path}: there is no such object", key=key) from None
-            try:
-                status = os.fstat(fd)
-                if not stat.S_ISREG(status.st_mode):
-                    raise ObjectNotFound(f"{path} is not an object", key=key)
-                return use(fd, status)
-            finally:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
+                raise ObjectNotFound(f"{path} is not an object", key=key)
+            return fd
 
     def _list(self, prefix: str, start_after: str | None, limit: int) -> ListPage:
         with self._translated("list", self._base):
@@ -316,51 +347,6 @@ class _Target:
     path: Path
     crc32c: int
     condition: Condition | None
-
-
-def _copy(body: Body, out: int, stop: threading.Event) -> int:
-    """
-    Write the body to *out* and return the checksum of what was written.
-
-    A kernel copy would save nothing: the bytes have to be read once more for the checksum.
-    """
-    checksum = 0
-    for chunk in _chunks(body):
-        if stop.is_set():
-            raise StorageUnavailable("the put was cancelled")
-        checksum = crc32c_of(chunk, checksum)
-        left = chunk
-        while left:
-            left = left[os.write(out, left) :]
-    return checksum
-
-
-def _chunks(body: Body) -> Iterator[memoryview]:
-    """Yield the body in pieces; each is valid until the next one is asked for."""
-    if not isinstance(body, FileSlice):
-        view = memoryview(body)
-        yield from (view[start : start + _CHUNK_BYTES] for start in range(0, len(view), _CHUNK_BYTES))
-        return
-    buffer = memoryview(bytearray(min(_CHUNK_BYTES, body.size_bytes)))
-    position, end = body.position, body.position + body.size_bytes
-    while position < end:
-        try:
-            size = os.preadv(body.fd, [buffer[: end - position]], position)
-        except OSError as error:
-            raise unreadable(body.fd, error) from error
-        if size == 0:
-            raise truncated(body, position)
-        yield buffer[:size]
-        position += size
-
-
-def _crc32c_of_file(fd: int) -> int:
-    checksum, position = 0, 0
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    while size := os.preadv(fd, [buffer], position):
-        checksum = crc32c_of(buffer[:size], checksum)
-        position += size
-    return checksum
 
 
 def _stamp(fd: int, previous: os.stat_result | None) -> None:

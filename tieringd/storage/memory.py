@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed
-from tieringd.storage.base import FileSlice, IfVersion, ListPage, ObjectInfo
+from tieringd.storage.base import FileSlice, IfVersion, Joined, ListPage, ObjectInfo
 from tieringd.storage.slices import truncated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from tieringd.errors import TieringError
-    from tieringd.storage.base import Body, Condition
+    from tieringd.storage.base import Body, Condition, JoinSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,17 @@ class MemoryStore:
         async with self._request("delete_many", ""):
             for key in keys:
                 self._objects.pop(key, None)
+
+    async def join(
+        self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
+    ) -> Joined | None:
+        """Make one object of several."""
+        async with self._request("join", key):
+            data = b"".join(self._object(source.key)[0] for source in sources)
+            self._check(key, condition)
+            if crc32c_of(data) != crc32c:
+                raise ChecksumRejected(f"join {key}: the bytes have another checksum than announced", key=key)
+            return Joined(self.add(key, data), is_proven=True, host_bytes=0)
 
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""

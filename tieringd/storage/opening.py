@@ -93,6 +93,20 @@ def create_file_root(config: Config) -> None:
             config.cloud_storage_file_root.mkdir(exist_ok=True)
 
 
+def place_of(config: Config) -> str:
+    """Return where the configured store keeps its objects, for people: no two places have the same name."""
+    if config.backend == "file":
+        place = f"file://{config.cloud_storage_file_root}"
+    elif config.cloud_storage_azure_container is not None:
+        account = config.cloud_storage_azure_storage_account
+        place = f"azure://{account}/{config.cloud_storage_azure_container}"
+    else:
+        place = f"{config.cloud_storage_plugin or config.backend}://{config.cloud_storage_bucket}"
+    where = f"{place}/{config.cloud_storage_prefix}" if config.cloud_storage_prefix else place
+    address = config.endpoint_url if config.cloud_storage_api_endpoint else None
+    return f"{where} at {address}" if address else where
+
+
 def max_connections(config: Config) -> int:
     """Return how many connections there are at once: the property counts them for each processor."""
     return config.cloud_storage_max_connections * (os.cpu_count() or 1)

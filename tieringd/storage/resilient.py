@@ -17,19 +17,30 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.storage.base import FileSlice
+from tieringd.storage.base import FileSlice, JoiningStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from tieringd.storage.base import Body, Condition, ListPage, ObjectInfo, ObjectStore
+    from tieringd.storage.base import (
+        Body,
+        Condition,
+        Joined,
+        JoinSource,
+        ListPage,
+        ObjectInfo,
+        ObjectStore,
+    )
 
 T = TypeVar("T")
 
 _DELETE_BATCH = 1000  # One request of every store; a longer list is several operations.
+
+_SOURCES_IN_AN_UPLOAD = 100
+"""So many sources of a join are given the time of one upload: each takes a request or two."""
 
 _AWAY_SECONDS = 1.0
 """
@@ -50,6 +61,13 @@ class StoreLimits:
     """For every other operation, all attempts together."""
     max_concurrent_requests: int = 20
     """Reads and writes together."""
+
+
+class Listener(Protocol):
+    """Hears of an attempt."""
+
+    def __call__(self, *, is_throttled: bool) -> None:
+        """Take note; *is_throttled* says whether the store asked for fewer requests."""
 
 
 def _ignore(operation: str, outcome: str, seconds: float, size_bytes: int) -> None:
@@ -81,6 +99,11 @@ class ResilientStore:
         self._put_starts: dict[object, float] = {}
         self._succeeded_at = -math.inf
         self._is_back = asyncio.Event()
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        """Let *listener* hear of every attempt from now on, in the task that made it."""
+        self._listeners.append(listener)
 
     @property
     def backend(self) -> ObjectStore:
@@ -153,6 +176,29 @@ class ResilientStore:
                 lambda batch=batch: self._store.delete_many(batch),  # type: ignore[misc]
             )
 
+    async def join(
+        self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
+    ) -> Joined | None:
+        """Make one object of several, where the store underneath can; for many it has more time."""
+        store = self._store
+        if not isinstance(store, JoiningStore):
+            return None
+        operation = _Operation(
+            "join",
+            key,
+            self._limits.segment_upload_timeout_seconds * (1 + len(sources) // _SOURCES_IN_AN_UPLOAD),
+            is_write=True,
+            is_conditional=condition is not None,
+        )
+        try:
+            return await self._run(
+                operation,
+                lambda: store.join(key, sources, crc32c=crc32c, condition=condition),
+                lambda joined: joined.host_bytes if joined else 0,
+            )
+        finally:
+            self._put_starts.pop(operation, None)
+
     async def close(self) -> None:
         """Close the store underneath."""
         await self._store.close()
@@ -197,12 +243,13 @@ class ResilientStore:
         self, operation: _Operation, request: Callable[[], Awaitable[T]], size_of: Callable[[T], int]
     ) -> T:
         now = asyncio.get_running_loop().time
-        begun, outcome, size_bytes = now(), "cancelled", 0
+        begun, outcome, size_bytes, is_throttled = now(), "cancelled", 0, False
         try:
             result = await request()
             outcome, size_bytes = "ok", size_of(result)
         except TieringError as error:
             outcome = type(error).__name__
+            is_throttled = isinstance(error, StorageUnavailable) and error.is_throttling
             raise
         except asyncio.CancelledError:
             # Cut off under way, by the deadline or by the caller: nobody heard the answer.
@@ -211,6 +258,8 @@ class ResilientStore:
             raise
         finally:
             self._on_request(operation.name, outcome, now() - begun, size_bytes)
+            for listener in self._listeners:
+                listener(is_throttled=is_throttled)
         self._note_success(now())
         return result
 

@@ -16,6 +16,7 @@ from tieringd.storage.opening import (
     azure_settings,
     gcs_settings,
     opened_store,
+    place_of,
     s3_settings,
     store_limits,
 )
@@ -152,3 +153,24 @@ async def test_store_that_cannot_be_loaded_is_a_fault_of_the_configuration(tmp_p
     with pytest.raises(ConfigError, match=r"mine cannot be loaded.*no_such_module:open"):
         async with opened_store(config, Metrics()):
             pass
+
+
+AWS_ELSEWHERE = (
+    "cloud_storage_bucket: archive\ncloud_storage_region: r\ncloud_storage_access_key: k\n"
+    "cloud_storage_secret_key: s\ncloud_storage_api_endpoint: host\n"
+)
+METADATA = "cloud_storage_credentials_source: gcp_instance_metadata\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("cloud_storage_backend: file\ncloud_storage_file_root: /srv/archive\n", "file:///srv/archive"),
+        (GOOGLE + METADATA + "cloud_storage_prefix: a/b\n", "google://archive-of-google/a/b"),
+        (AZURE, "azure://account/archive-of-azure"),
+        (AWS_ELSEWHERE, "aws://archive at https://host:443"),
+    ],
+)
+def test_each_place_has_a_name(text, place):
+    """Store, bucket, prefix and endpoint: two places have different names."""
+    assert place_of(parsed(ON + text)) == place

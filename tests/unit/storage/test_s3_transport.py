@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import StorageUnavailable
-from tieringd.storage.s3.multipart import combine_crc32c
+from tieringd.formats.crc32c_combine import combine_crc32c
 from tieringd.storage.s3.settings import S3Settings
 from tieringd.storage.s3.store import S3Store
 

@@ -142,6 +142,13 @@ class Identity:
             self._last = await self._library.get_token_info(*scopes, options=options)
         return self._last
 
+    async def held_token(self, *scopes: str) -> str:
+        """Return the token that the SDK sends now, to be sent once more; another one near its end."""
+        last = self._last
+        if last is None or last.expires_on - time.time() <= _NEARLY_EXPIRED_SECONDS:
+            last = await self.get_token_info(*scopes)
+        return last.token
+
     async def get_token(self, *scopes: str, **_: Any) -> AccessToken:
         """Return a token in the SDK's older form, which it checks for and does not use."""
         token = await self.get_token_info(*scopes)

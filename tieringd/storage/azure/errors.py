@@ -136,6 +136,7 @@ def _by_class(call: Call, code: str, status: int, headers: Mapping[str, str], sa
             text,
             retry_after_seconds=retry_after_seconds(headers),
             outcome_unknown=not is_not_done and call.may_have_effect(),
+            is_throttling=status in calls.THROTTLING_STATUSES,
         )
     if code in _DENIED_CODES or status in _DENIED_STATUSES:
         return StorageDenied(text, key=call.key, hint=_HINTS.get(code, _CREDENTIALS_HINT))

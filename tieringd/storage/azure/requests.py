@@ -13,12 +13,14 @@ from __future__ import annotations
 import io
 import ssl
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.core.rest import HttpRequest
+from azure.storage.blob import BlobSasPermissions, generate_blob_sas
 from azure.storage.blob.aio import ContainerClient
 
 from tieringd.errors import ConfigError, StorageUnavailable
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from tieringd.storage.azure.body import CheckedBody
+    from tieringd.storage.azure.credentials import Identity
     from tieringd.storage.azure.errors import Call
     from tieringd.storage.azure.settings import AzureSettings
 
@@ -41,6 +44,8 @@ API_VERSION = "2023-11-03"
 """Old enough for every service and appliance, and for the emulator; new enough for all that is used."""
 
 _USER_AGENT = "tieringd"
+_STORAGE_SCOPE = "https://storage.azure.com/.default"
+_READABLE_FOR = timedelta(hours=1)
 _IN_ONE_PIECE_BYTES = 1 << 20  # aiohttp writes larger bytes in one go, and warns that it stalls the loop.
 
 
@@ -56,7 +61,15 @@ class Answer:
 class Requests:
     """The way to one container. Build it with `open`, inside the loop that uses it."""
 
-    def __init__(self, settings: AzureSettings, client: ContainerClient, resources: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        settings: AzureSettings,
+        client: ContainerClient,
+        resources: AsyncExitStack,
+        identity: Identity | None,
+    ) -> None:
+        self._settings = settings
+        self._identity = identity
         self.stall_seconds = settings.read_timeout_seconds
         self.executor = body_threads(settings.max_connections, name="tieringd-azure")
         """Its threads move the bytes of large bodies; there are at most as many as connections."""
@@ -73,11 +86,11 @@ class Requests:
         Raises:
             ConfigError: The endpoint, the credentials or a file of the settings cannot be used.
         """
-        endpoint = endpoint_of(settings)
+        endpoint, identity = endpoint_of(settings), None
         if settings.credentials == "shared_key":
             credential: Any = shared_key_credential(settings)
         elif endpoint.startswith("https://"):
-            credential = await open_identity(settings, resources)
+            credential = identity = await open_identity(settings, resources)
         else:
             raise ConfigError(
                 f"{settings.credentials} needs TLS: whoever reads a token can use it",
@@ -117,7 +130,7 @@ class Requests:
                 f"the Azure client for container {settings.container} cannot be built: {error}",
                 hint="check cloud_storage_api_endpoint and cloud_storage_azure_container",
             ) from error
-        return cls(settings, client, resources)
+        return cls(settings, client, resources, identity)
 
     async def send(
         self,
@@ -136,10 +149,9 @@ class Requests:
         Raises:
             StorageError: The answer's status is not one of *accept*; or what it stands for.
         """
-        path = f"/{quote(key, safe='/~')}" if key else ""
         request = HttpRequest(
             method,
-            f"{self._base_url}{path}{query}",
+            f"{self._url_of(key)}{query}",
             headers={"x-ms-version": API_VERSION, **(headers or {})},
             content=_body(content),
         )
@@ -159,6 +171,29 @@ class Requests:
         if method != "HEAD" and announced is not None and int(announced) != len(data):
             raise StorageUnavailable(f"{call.subject}: {len(data)} bytes arrived of {announced} announced")
         return Answer(response.status_code, response.headers, data)
+
+    async def readable(self, key: str) -> tuple[str, dict[str, str]]:
+        """
+        Return a URL by which the service itself may read the blob *key*, and headers that allow it.
+
+        The URL is a secret for as long as it is good.
+        """
+        if self._identity is not None:
+            token = await self._identity.held_token(_STORAGE_SCOPE)
+            return self._url_of(key), {"x-ms-copy-source-authorization": f"Bearer {token}"}
+        signature = generate_blob_sas(
+            self._settings.storage_account,
+            self._settings.container,
+            key,
+            account_key=self._settings.shared_key,
+            permission=BlobSasPermissions(read=True),
+            expiry=datetime.now(UTC) + _READABLE_FOR,
+        )
+        return f"{self._url_of(key)}?{signature}", {}
+
+    def _url_of(self, key: str) -> str:
+        path = f"/{quote(key, safe='/~')}" if key else ""
+        return f"{self._base_url}{path}"
 
 
 def endpoint_of(settings: AzureSettings) -> str:

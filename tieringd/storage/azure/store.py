@@ -30,11 +30,13 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import ChecksumRejected, ObjectNotFound, StorageError, StorageUnavailable, TieringError
+from tieringd.formats.crc32c_combine import combined_crc32c
 from tieringd.storage.azure.body import CheckedBody, md5_of
 from tieringd.storage.azure.errors import Call
+from tieringd.storage.azure.joining import BlockCopies
 from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
 from tieringd.storage.azure.requests import Requests, is_encrypted
-from tieringd.storage.base import FileSlice, IfAbsent, ListPage, ObjectInfo
+from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
 from tieringd.storage.ranges import ranged
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     from tieringd.storage.azure.requests import Answer
     from tieringd.storage.azure.settings import AzureSettings
-    from tieringd.storage.base import Body, Condition
+    from tieringd.storage.base import Body, Condition, JoinSource
 
 _OK = frozenset({200})
 _CREATED = frozenset({201})
@@ -61,6 +63,7 @@ class AzureStore:
         self._is_encrypted = is_encrypted(settings)
         self._requests = requests
         self._resources = resources
+        self._copies = BlockCopies(requests, container=self._container, key_prefix=self._prefix)
         self._listing = Listing(requests, container=self._container, key_prefix=self._prefix)
 
     @classmethod
@@ -169,13 +172,13 @@ class AzureStore:
         self, call: Call, file_slice: FileSlice, crc32c: int, headers: dict[str, str]
     ) -> Answer:
         """Upload blocks one after the other, and make them a blob: the condition decides then."""
-        # Blocks belong to a name until they are committed; two uploads of it must not mix theirs.
-        upload, names, checksum = os.urandom(12).hex(), list[str](), 0
+        names, checksum = list[str](), 0
+        upload = os.urandom(12)
         end = file_slice.position + file_slice.size_bytes
         staging = Call(call.operation, call.bucket, call.key)
         for position in range(file_slice.position, end, self._settings.block_bytes):
             part = FileSlice(file_slice.fd, position, min(self._settings.block_bytes, end - position))
-            names.append(base64.urlsafe_b64encode(f"{upload}{len(names):06d}".encode()).decode())
+            names.append(_block_name(upload, len(names)))
             _, checksum = await self._put_file(
                 staging,
                 part,
@@ -184,6 +187,9 @@ class AzureStore:
                 checksum_before=checksum,
                 expected=crc32c if position + part.size_bytes == end else None,
             )
+        return await self._commit_blocks(call, names, headers)
+
+    async def _commit_blocks(self, call: Call, names: Sequence[str], headers: dict[str, str]) -> Answer:
         blocks = "".join(f"<Uncommitted>{name}</Uncommitted>" for name in names)
         headers = {
             **{name: value for name, value in headers.items() if name != "x-ms-blob-type"},
@@ -200,6 +206,25 @@ class AzureStore:
             content=f'<?xml version="1.0" encoding="utf-8"?><BlockList>{blocks}</BlockList>'.encode(),
             accept=_CREATED,
         )
+
+    async def join(
+        self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
+    ) -> Joined | None:
+        """Store a blob of blocks that the service copies; None where it will not."""
+        if not self._copies.can_copy:
+            return None
+        upload = os.urandom(12)
+        names = [_block_name(upload, number) for number in range(len(sources))]
+        is_proven = await self._copies.stage(key, sources, names)
+        if is_proven is None:
+            return None
+        if combined_crc32c((source.crc32c, source.size_bytes) for source in sources) != crc32c:
+            raise ChecksumRejected(f"join {key}: the sources have another checksum than announced", key=key)
+        call = Call("join", self._container, key, is_conditional_put=condition is not None)
+        answer = await self._commit_blocks(call, names, self._blob_headers(crc32c, condition))
+        size_bytes = sum(source.size_bytes for source in sources)
+        info = ObjectInfo(key, size_bytes, answer.headers["ETag"], crc32c, _modified_ms(answer.headers))
+        return Joined(info, is_proven=is_proven, host_bytes=0)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole, its checksum checked where the blob has one."""
@@ -269,6 +294,11 @@ class AzureStore:
     async def close(self) -> None:
         """Close the connections."""
         await self._resources.aclose()
+
+
+def _block_name(upload: bytes, number: int) -> str:
+    """Return a block's name. It is the blob's until it is committed: two uploads must not mix theirs."""
+    return base64.urlsafe_b64encode(f"{upload.hex()}{number:06d}".encode()).decode()
 
 
 def _checksums(data: bytes) -> tuple[int, bytes]:

@@ -100,7 +100,7 @@ class GcsClient:
         *,
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-        body: RelatedBody | None = None,
+        body: RelatedBody | bytes | None = None,
         accept: frozenset[int] = frozenset(),
     ) -> Answer:
         """

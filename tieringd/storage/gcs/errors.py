@@ -24,7 +24,7 @@ from tieringd.errors import (
     StorageUnavailable,
     StoreFull,
 )
-from tieringd.storage.calls import retry_after_seconds, unanswered
+from tieringd.storage.calls import THROTTLING_STATUSES, retry_after_seconds, unanswered
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,6 +85,7 @@ def from_answer(call: Call, answer: Answer) -> TieringError:
             text,
             retry_after_seconds=retry_after_seconds(answer.headers.get("retry-after")),
             outcome_unknown=not is_not_done and call.may_have_effect(),
+            is_throttling=status in THROTTLING_STATUSES,
         )
     if status == HTTPStatus.BAD_REQUEST and "crc32c" in text.lower():
         return ChecksumRejected(text, key=call.key)

@@ -9,13 +9,15 @@ is retried here. Versions are generations.
 from __future__ import annotations
 
 import asyncio
+import json
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c as crc32c_of
 
-from tieringd.errors import ChecksumRejected, StorageUnavailable, TieringError
-from tieringd.storage.base import FileSlice, IfAbsent, ListPage
+from tieringd.errors import ChecksumRejected, StorageError, StorageUnavailable, TieringError
+from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
 from tieringd.storage.gcs.answers import (
@@ -28,18 +30,22 @@ from tieringd.storage.gcs.answers import (
     malformed,
 )
 from tieringd.storage.gcs.client import GcsClient
+from tieringd.storage.gcs.joining import steps_to
 from tieringd.storage.gcs.upload import RelatedBody
 from tieringd.storage.ranges import ranged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tieringd.storage.base import Body, Condition, ObjectInfo
+    from tieringd.storage.base import Body, Condition, JoinSource, ObjectInfo
     from tieringd.storage.gcs.answers import Answer
+    from tieringd.storage.gcs.joining import Step
     from tieringd.storage.gcs.settings import GcsSettings
 
 _MOST_RESULTS = 1000  # In one page of a listing.
 _DELETES_AT_ONCE = 16
+_TIDY_SECONDS = 5.0
+"""A caller that cancels or has failed waits no longer for objects to go that nothing names."""
 _ABSENT = frozenset({HTTPStatus.NOT_FOUND})
 _PAST_THE_END = frozenset({HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
 
@@ -126,6 +132,47 @@ class GcsStore:
                 f"{text}, and still holds them as generation {info.version}", key=call.key
             ) from error
         raise ChecksumRejected(text, key=call.key)
+
+    async def join(
+        self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
+    ) -> Joined | None:
+        """Compose an object; Google knows the checksum of what comes of it."""
+        *before, last = steps_to(key, [source.key for source in sources])
+        try:
+            for step in before:
+                await self._compose(Call("join", self._bucket, step.key), step, None)
+            call = Call("join", self._bucket, key)
+            call.may_have_effect = lambda: True
+            info = await self._compose(call, last, condition)
+            if info.crc32c is None:
+                raise malformed(call, "does not tell of the object that was to be composed")
+            if (info.size_bytes, info.crc32c) != (sum(source.size_bytes for source in sources), crc32c):
+                await self._take_back(call, info)
+        finally:
+            with suppress(StorageError, StorageUnavailable, TimeoutError):
+                async with asyncio.timeout(_TIDY_SECONDS):
+                    await self.delete_many([step.key for step in before])
+        return Joined(info, is_proven=True, host_bytes=0)
+
+    async def _compose(self, call: Call, step: Step, condition: Condition | None) -> ObjectInfo:
+        description = {"contentType": "application/octet-stream"}
+        if self._settings.storage_class is not None:
+            description["storageClass"] = self._settings.storage_class
+        parameters = self._upload_parameters(condition)
+        del parameters["uploadType"]
+        document = {
+            "sourceObjects": [{"name": self._prefix + key} for key in step.keys],
+            "destination": description,
+        }
+        answer = await self._client.request(
+            call,
+            "POST",
+            f"{self._url(step.key)}/compose",
+            params=parameters,
+            headers={"Content-Type": "application/json"},
+            body=json.dumps(document).encode(),
+        )
+        return info_of_document(call, step.key, document_of(call, answer))
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole, its checksum checked where the server knows one."""

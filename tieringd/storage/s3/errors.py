@@ -31,7 +31,7 @@ from tieringd.errors import (
     StorageError,
     StorageUnavailable,
 )
-from tieringd.storage.calls import TRUST_HINT, retry_after_seconds
+from tieringd.storage.calls import THROTTLING_STATUSES, TRUST_HINT, retry_after_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +61,7 @@ _NOT_DONE_CODES = {
     "SlowDown",
     "Throttling",
 }
+_THROTTLING_CODES = {"RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException"}
 _NOT_DONE_STATUSES = {429}  # A 503 without a code is a gateway's, perhaps after the write.
 _FAILED_CODES = {"InternalError", "OperationAborted"}
 _RETRYABLE_STATUSES = {408, 409, 429}
@@ -114,6 +115,7 @@ def from_answer(call: Call, answer: dict[str, Any]) -> TieringError:
             text,
             retry_after_seconds=retry_after_seconds(metadata.get("HTTPHeaders", {}).get("retry-after")),
             outcome_unknown=not is_not_done and call.may_have_effect(),
+            is_throttling=code in _THROTTLING_CODES or status in THROTTLING_STATUSES,
         )
     return (ChecksumRejected if code in _CHECKSUM_CODES else StorageError)(text, key=call.key)
 

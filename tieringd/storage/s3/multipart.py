@@ -15,7 +15,7 @@ import asyncio
 import base64
 import os
 import threading
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import ChecksumRejected, StorageError, StorageUnavailable
+from tieringd.formats.crc32c_combine import combined_crc32c
+from tieringd.storage.at_once import at_once
 from tieringd.storage.base import FileSlice
 from tieringd.storage.calls import Call
 from tieringd.storage.s3.errors import require
@@ -30,7 +32,7 @@ from tieringd.storage.slices import truncated, unreadable
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
     from concurrent.futures import Executor
     from contextlib import AbstractContextManager
 
@@ -38,11 +40,9 @@ CHECKSUM_METADATA = "tieringd-crc32c"
 """The object's metadata that holds the checksum of the whole: the server's own is one of the parts'."""
 
 _MAX_PARTS = 10_000
-_PARTS_AT_ONCE = 4
 _READ_BYTES = 1 << 20
 _ABORT_SECONDS = 5.0
 """A caller that cancels or has failed waits no longer; `discard_abandoned` does the rest."""
-_POLYNOMIAL = 0x82F63B78  # CRC32C's, bits reversed.
 
 
 class SendFile(Protocol):
@@ -86,8 +86,20 @@ class MultipartUploads:
 
         *place* names bucket and key; *attributes* say how the object is kept.
         """
-        created = await self._ask(
-            _step_of(call),
+        async with self.begun(call, place=place, crc32c=crc32c, attributes=attributes) as upload:
+            parts = list(_parts_of(file_slice, self.part_bytes))
+            entries = await at_once(parts, lambda part: self._send_part(call, part, upload))
+            _require_checksum(call, parts, entries, crc32c)
+            return await self.complete(call, upload, entries, condition)
+        raise AssertionError("the translation of errors swallows none")
+
+    @asynccontextmanager
+    async def begun(
+        self, call: Call, *, place: Mapping[str, str], crc32c: int, attributes: Mapping[str, str]
+    ) -> AsyncIterator[Mapping[str, str]]:
+        """Begin an upload, and give what its requests name it by. It is aborted when the block fails."""
+        created = await self.ask(
+            step_of(call),
             self.client.create_multipart_upload,
             **place,
             **attributes,
@@ -96,14 +108,11 @@ class MultipartUploads:
         )
         upload = {**place, "UploadId": require(call, created, "UploadId")}
         try:
-            parts = list(_parts_of(file_slice, self.part_bytes))
-            entries = await self._send_parts(call, parts, upload)
-            _require_checksum(call, parts, entries, crc32c)
-            return await self._complete(call, upload, entries, condition)
+            yield upload
         except BaseException:
             with suppress(StorageError, StorageUnavailable, TimeoutError):
                 async with asyncio.timeout(_ABORT_SECONDS):
-                    await self._ask(_step_of(call), self.client.abort_multipart_upload, **upload)
+                    await self.ask(step_of(call), self.client.abort_multipart_upload, **upload)
             raise
 
     async def discard_abandoned(
@@ -114,7 +123,7 @@ class MultipartUploads:
         markers: dict[str, str] = {}
         discarded = 0
         while True:
-            page = await self._ask(
+            page = await self.ask(
                 listing, self.client.list_multipart_uploads, Bucket=self.bucket, Prefix=prefix, **markers
             )
             now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
@@ -131,7 +140,7 @@ class MultipartUploads:
             }
 
     async def _discard(self, key: str, upload_id: str) -> None:
-        await self._ask(
+        await self.ask(
             Call("abort the unfinished upload of", self.bucket, key),
             self.client.abort_multipart_upload,
             Bucket=self.bucket,
@@ -139,34 +148,16 @@ class MultipartUploads:
             UploadId=upload_id,
         )
 
-    async def _ask(self, call: Call, request: Callable[..., Awaitable[Any]], **parameters: Any) -> Any:
+    async def ask(self, call: Call, request: Callable[..., Awaitable[Any]], **parameters: Any) -> Any:
+        """Send a request and return its answer; raise errors of our tree."""
         with self.asking(call):
             return await request(**parameters)
         raise AssertionError("the translation of errors swallows none")
 
-    async def _send_parts(
-        self, call: Call, parts: list[_Part], upload: Mapping[str, str]
-    ) -> list[dict[str, Any]]:
-        """Send all parts, a few at once, and return what completing needs of each, in order."""
-        waiting = iter(parts)
-        entries: dict[int, dict[str, Any]] = {}
-
-        async def send() -> None:
-            for part in waiting:
-                entries[part.number] = await self._send_part(call, part, upload)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(_PARTS_AT_ONCE, len(parts))):
-                    group.create_task(send())
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [entries[part.number] for part in parts]
-
     async def _send_part(self, call: Call, part: _Part, upload: Mapping[str, str]) -> dict[str, Any]:
         checksum = encode_crc32c(await self._checksum(part.file_slice))
         answer = await self.send_file(
-            _step_of(call),
+            step_of(call),
             part.file_slice,
             self.client.upload_part,
             {**upload, "PartNumber": part.number, "ChecksumCRC32C": checksum},
@@ -177,15 +168,16 @@ class MultipartUploads:
         stop = threading.Event()
         return await finished(self.executor.submit(_read_crc32c, file_slice, stop), on_cancel=stop.set)
 
-    async def _complete(
+    async def complete(
         self,
         call: Call,
         upload: Mapping[str, str],
         entries: list[dict[str, Any]],
         condition: Mapping[str, str],
     ) -> dict[str, Any]:
+        """Make the parts an object, and return the answer; *entries* are what it needs of each, in order."""
         call.may_have_effect = lambda: True
-        answer: dict[str, Any] = await self._ask(
+        answer: dict[str, Any] = await self.ask(
             call,
             self.client.complete_multipart_upload,
             **upload,
@@ -193,7 +185,8 @@ class MultipartUploads:
             **condition,
         )
         told = answer.get("ChecksumCRC32C")
-        if told is not None and answer.get("ChecksumType") != "FULL_OBJECT":
+        has_all = all("ChecksumCRC32C" in entry for entry in entries)
+        if told is not None and has_all and answer.get("ChecksumType") != "FULL_OBJECT":
             expected = encode_crc32c(
                 crc32c_of(b"".join(base64.b64decode(entry["ChecksumCRC32C"]) for entry in entries))
             )
@@ -214,46 +207,17 @@ def decode_crc32c(text: str) -> int:
     return int.from_bytes(base64.b64decode(text), "big")
 
 
-def combine_crc32c(first: int, second: int, second_bytes: int) -> int:
-    """
-    Return the checksum of two pieces of data one after the other.
-
-    A CRC is a remainder of polynomials over GF(2): bytes that follow multiply the first one's by
-    x^8 for each of them. *second_bytes* is the length of the second piece.
-    """
-    power, square = 1 << 31, 1 << 30  # x^0 and x^1: the highest bit is the lowest power.
-    exponent = 8 * second_bytes
-    while exponent:
-        if exponent & 1:
-            power = _multiply(square, power)
-        square = _multiply(square, square)
-        exponent >>= 1
-    return _multiply(power, first) ^ second
-
-
-def _multiply(left: int, right: int) -> int:
-    """Return the product of two polynomials, modulo CRC32C's."""
-    product, bit = 0, 1 << 31
-    while left:
-        if left & bit:
-            product ^= right
-            left ^= bit
-        bit >>= 1
-        right = (right >> 1) ^ _POLYNOMIAL if right & 1 else right >> 1
-    return product
-
-
-def _step_of(call: Call) -> Call:
+def step_of(call: Call) -> Call:
     """Return a request on the way to the object, which by itself changes nothing that others see."""
     return Call(call.operation, call.bucket, call.key)
 
 
 def _require_checksum(call: Call, parts: list[_Part], entries: list[dict[str, Any]], crc32c: int) -> None:
     """Refuse parts that do not add up to what the caller announced."""
-    whole = 0
-    for part, entry in zip(parts, entries, strict=True):
-        part_crc32c = decode_crc32c(entry["ChecksumCRC32C"])
-        whole = combine_crc32c(whole, part_crc32c, part.file_slice.size_bytes)
+    whole = combined_crc32c(
+        (decode_crc32c(entry["ChecksumCRC32C"]), part.file_slice.size_bytes)
+        for part, entry in zip(parts, entries, strict=True)
+    )
     if whole != crc32c:
         raise ChecksumRejected(
             f"{call.subject}: the file's bytes have another checksum than announced", key=call.key

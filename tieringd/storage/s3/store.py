@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,14 @@ from botocore.handlers import add_expect_header
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import ConfigError, ObjectNotFound, StorageError, StorageUnavailable
-from tieringd.storage.base import FileSlice, IfAbsent, ListPage, ObjectInfo
+from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
 from tieringd.storage.ranges import ranged
 from tieringd.storage.s3.answers import answered_at_ms, info_of, milliseconds, read_whole, status_of
 from tieringd.storage.s3.credentials import role_credentials
 from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
+from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import MultipartUploads, encode_crc32c
 from tieringd.storage.s3.transport import client_config
 from tieringd.storage.threads import body_threads
@@ -33,7 +35,7 @@ from tieringd.storage.threads import body_threads
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-    from tieringd.storage.base import Body, Condition
+    from tieringd.storage.base import Body, Condition, JoinSource
     from tieringd.storage.s3.credentials import RoleCredentials
     from tieringd.storage.s3.settings import S3Settings
 
@@ -133,7 +135,7 @@ class S3Store:
     ) -> ObjectInfo:
         """Store an object in one request, or in parts when it is larger than the settings allow."""
         call = Call("put", self._bucket, key, is_conditional_put=condition is not None)
-        place = {"Bucket": self._bucket, "Key": self._prefix + key}
+        place = self._place_of(key)
         limits = _condition_parameters(condition)
         if not isinstance(body, FileSlice) or not body.size_bytes:
             data = b"" if isinstance(body, FileSlice) else body
@@ -186,6 +188,40 @@ class S3Store:
             self._settings.multipart_part_bytes,
         )
 
+    async def join(
+        self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
+    ) -> Joined | None:
+        """Store an object whose parts the server copies; what is too small to be a part goes by us."""
+        call = Call("join", self._bucket, key, is_conditional_put=condition is not None)
+        join = PartJoin(
+            self._uploads(),
+            self._place_of,
+            self.head,
+            lambda piece: self.get_range(
+                piece.source.key, position=piece.position, size_bytes=piece.size_bytes
+            ),
+        )
+        try:
+            answer, is_proven, host_bytes = await join.join(
+                call,
+                key,
+                sources,
+                crc32c=crc32c,
+                condition=_condition_parameters(condition),
+                attributes=self._encryption | _storage_class_parameters(self._settings),
+            )
+        except StorageError as error:
+            if status_of(error) == HTTPStatus.NOT_IMPLEMENTED:
+                return None
+            raise
+        size_bytes = sum(source.size_bytes for source in sources)
+        etag = require(call, answer, "ETag")
+        info = ObjectInfo(key, size_bytes, etag, crc32c, answered_at_ms(answer))
+        return Joined(info, is_proven=is_proven, host_bytes=host_bytes)
+
+    def _place_of(self, key: str) -> dict[str, str]:
+        return {"Bucket": self._bucket, "Key": self._prefix + key}
+
     async def discard_abandoned_uploads(
         self, is_ours: Callable[[str], bool], *, older_than_seconds: float = 86_400
     ) -> int:
@@ -230,7 +266,7 @@ class S3Store:
                     call, answer, executor=self._executor, stall_seconds=self._stall_seconds
                 )
         except StorageError as error:
-            if status_of(error) == 416:  # noqa: PLR2004 - "Range Not Satisfiable": it begins past the end
+            if status_of(error) == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return b""
             raise
         return ranged(

@@ -1,0 +1,30 @@
+"""A store whose process ends at one of its requests."""
+
+from __future__ import annotations
+
+
+class Killed(BaseException):
+    """What ends a process: nothing handles it."""
+
+
+class Dying:
+    """A store that ends its process at the n-th request, before or after its effect."""
+
+    def __init__(self, store, dies_at: int, *, after_effect: bool):
+        self.store = store
+        self.left = dies_at
+        self.after_effect = after_effect
+
+    def __getattr__(self, name):
+        method = getattr(self.store, name)
+
+        async def call(*arguments, **options):
+            self.left -= 1
+            if self.left == 0 and not self.after_effect:
+                raise Killed
+            result = await method(*arguments, **options)
+            if self.left == 0:
+                raise Killed
+            return result
+
+        return call
