@@ -3,7 +3,6 @@ The exception tree: one class for each thing a caller may do about an error.
 
 TieringError
 ├── ConfigError               the operator must change the configuration
-├── NotYetSupportedError      a public operation that a later release completes
 ├── RetryableError            nothing is wrong with our data; try again later
 │   ├── StorageUnavailable    timeouts, 5xx, throttling
 │   ├── BrokerUnavailable     no answer, or "not leader", or "not ready"
@@ -53,10 +52,6 @@ class ConfigError(TieringError):
         self.problems = problems
 
 
-class NotYetSupportedError(TieringError):
-    """The operation is part of the public seam, and a later release completes it."""
-
-
 class RetryableError(TieringError):
     """Nothing is wrong with our data: the same call may succeed later."""
 
@@ -66,7 +61,7 @@ class StorageUnavailable(RetryableError):
     The object store timed out, failed or throttled.
 
     *outcome_unknown* is true when a write may have taken effect all the same: the caller
-    must look before it writes again.
+    must look before it writes again. *is_throttling* is true when the store asked for fewer requests.
     """
 
     def __init__(
@@ -75,11 +70,13 @@ class StorageUnavailable(RetryableError):
         *,
         retry_after_seconds: float | None = None,
         outcome_unknown: bool = False,
+        is_throttling: bool = False,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.retry_after_seconds = retry_after_seconds
         self.outcome_unknown = outcome_unknown
+        self.is_throttling = is_throttling
 
 
 class BrokerUnavailable(RetryableError):

@@ -3,7 +3,7 @@ Write the golden files of our own formats: `python -m tests.golden.make_own_gold
 
 The values below are what the files in `own/` hold; the tests decode each file and compare. A
 file of a released format version is never written again: a new version gets new files beside
-the old ones, and this recipe's names say which version they are of. Values named `_V1` or `_V2`
+the old ones, and this recipe's names say which version they are of. Values named `_V1` to `_V3`
 are what the files of these versions hold; no release writes those any more.
 """
 
@@ -18,6 +18,7 @@ from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.quota_record import QuotaPhase, QuotaRecord, encode_quota_record
 from tieringd.formats.sidecar import encode_sidecar
+from tieringd.formats.spillover_codec import encode_spillover
 from tieringd.formats.topic_manifest import (
     Archiving,
     OriginalRetention,
@@ -39,6 +40,8 @@ from tieringd.model.segment import (
     SegmentIndex,
 )
 from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spillover import ExpiredSpillover, Spillover, SpilloverManifest, SpilloverName
+from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
 
 OWN = Path(__file__).parent / "own"
 
@@ -97,6 +100,7 @@ MANIFEST_V1 = PartitionManifest(
     epochs=((0, 0), (4, 1000), (7, 2000), (2**31 - 1, 2500)),
     segments=PartitionManifest.begin(PARTITION, start_offset=1000).segments.appended(SEGMENTS),
     gaps=(Gap(2001, 2499, "the broker deleted them first, after 7 Tage (é)", 1_700_000_850_000),),
+    trimmed_offset=2**62 + 1,
 )
 NEW_MANIFEST_V1 = PartitionManifest.begin(PARTITION, start_offset=0)
 """Of a partition of which nothing is stored yet."""
@@ -123,7 +127,7 @@ RETIRED_SEGMENTS = tuple(
     for base, writer in ((0, FIRST_WRITER), (10, "5" * 32), (20, FIRST_WRITER))
 )
 
-MANIFEST = replace(
+MANIFEST_V3 = replace(
     MANIFEST_V2,
     allowed_local_start_offset=2**61,
     crossing=(
@@ -138,7 +142,41 @@ MANIFEST = replace(
     ),
 )
 """What version 2 could say, and what version 3 brought."""
-NEW_MANIFEST = NEW_MANIFEST_V2
+NEW_MANIFEST_V3 = NEW_MANIFEST_V2
+
+SPILLED_SEGMENTS = tuple(
+    replace(SEGMENTS[0], base_offset=base, last_offset=base + 99, writer_id=writer, index_crc32c=base)
+    for base, writer in ((700, SECOND_WRITER), (900, FIRST_WRITER))
+)
+SPILLOVER_PART = SpilloverManifest(
+    PARTITION,
+    base_offset=700,
+    next_offset=1000,
+    segments=SegmentTable.of(SPILLED_SEGMENTS),
+    gaps=(Gap(800, 899, "the broker deleted them first (é)", 1_699_999_000_500),),
+    previous=SpilloverName(500, 699, 0, 2**60, 0xFFFFFFFF),
+)
+FIRST_SPILLOVER_PART = replace(
+    SPILLOVER_PART, segments=SegmentTable.of(SPILLED_SEGMENTS[1:]), base_offset=900, gaps=(), previous=None
+)
+MANIFEST = replace(
+    MANIFEST_V3,
+    start_offset=603,
+    trimmed_offset=2500,
+    spillover=Spillover(
+        begin_offset=550,
+        newest=SpilloverName(700, 999, 1_700_000_000_000, 1_700_000_600_000, 0x12345678),
+        segments=3,
+        size_bytes=2**41,
+        gap_offsets=17,
+        retired=(
+            ExpiredSpillover(570, 1_700_000_820_000),
+            ExpiredSpillover(600, 1_700_000_830_000),
+        ),
+    ),
+)
+"""What version 3 could say, and what version 4 brought."""
+NEW_MANIFEST = NEW_MANIFEST_V3
 
 INDEX = SegmentIndex(
     base_offset=1000,
@@ -187,9 +225,37 @@ TOPIC_MANIFEST_V3 = replace(
     TOPIC_MANIFEST_V2,
     defaults=TieringDefaults(remote_write=True, remote_read=False, local_target_ms=86_400_000),
 )
-TOPIC_MANIFEST = replace(
+TOPIC_MANIFEST_V4 = replace(
     TOPIC_MANIFEST_V3,
     original_retention=OriginalRetention("604800000", None, effective_ms=604_800_000, effective_bytes=-1),
+)
+TOPIC_MANIFEST = replace(
+    TOPIC_MANIFEST_V4,
+    remote_delete=True,
+    lifecycle=Lifecycle.PURGING,
+    deletion=Deletion(
+        noted_at_ms=1_700_000_000_000,
+        noted_by=FIRST_WRITER,
+        reason="the cluster has no topic with this id (é)",
+        lease=Lease(SECOND_WRITER, 1_700_000_400_000),
+        segments=2**40,
+        size_bytes=2**62,
+    ),
+    moved_to="s3://bücket/prefix",
+)
+PURGED_TOPIC_MANIFEST = replace(
+    TOPIC_MANIFEST_V1,
+    remote_delete=False,
+    lifecycle=Lifecycle.PURGED,
+    deletion=Deletion(
+        noted_at_ms=1_700_000_000_000,
+        noted_by="operator",
+        reason="an operator deleted the archive",
+        segments=0,
+        size_bytes=0,
+        purged_at_ms=1_700_000_500_000,
+        checked_at_ms=1_700_004_100_000,
+    ),
 )
 
 DISK_STATE = PublishedDiskState(CLUSTER, 2**31 - 1, DiskState.DEGRADED, published_at_ms=1_700_000_000_000)
@@ -215,11 +281,14 @@ HISTORY_LINK = HistoryLink(
 def files() -> dict[str, bytes]:
     """Return what this release writes for each file."""
     return {
-        "partition-manifest.v3": encode_manifest(MANIFEST),
-        "partition-manifest-new.v3": encode_manifest(NEW_MANIFEST),
+        "partition-manifest.v4": encode_manifest(MANIFEST),
+        "partition-manifest-new.v4": encode_manifest(NEW_MANIFEST),
+        "spillover-manifest.v1": encode_spillover(SPILLOVER_PART)[0],
+        "spillover-manifest-first.v1": encode_spillover(FIRST_SPILLOVER_PART)[0],
         "segment-index.v1": encode_sidecar(INDEX),
         "segment-index-empty.v1": encode_sidecar(EMPTY_INDEX),
-        "topic-manifest.v4.json": encode_topic_manifest(TOPIC_MANIFEST),
+        "topic-manifest.v5.json": encode_topic_manifest(TOPIC_MANIFEST),
+        "topic-manifest-purged.v5.json": encode_topic_manifest(PURGED_TOPIC_MANIFEST),
         "disk-state.v1.json": encode_disk_state(DISK_STATE),
         "history-link.v1": encode_history_link(HISTORY_LINK),
         "quota-record.v1.json": encode_quota_record(QUOTA_RECORD),

@@ -29,7 +29,7 @@ _EPOCH_ENDS_AT = _EPOCH_STARTS_AT + _EPOCH.size
 _FIRST = _EPOCH.pack(FIRST_LEADER_EPOCH)
 
 
-def under_first_epoch(batch: memoryview) -> tuple[memoryview, bytes, memoryview]:
+def pieces_under_first_epoch(batch: memoryview) -> tuple[memoryview, bytes, memoryview]:
     """Return the pieces of one whole batch, which together are that batch under the first leader epoch."""
     return batch[:_EPOCH_STARTS_AT], _FIRST, batch[_EPOCH_ENDS_AT:]
 

@@ -1,60 +1,51 @@
 """
 The partition manifest as bytes: an envelope (`TRDM`) around a compressed body.
 
-The body, once inflated, is:
+The body is that of `formats.segment_columns`. The live segments come first, and then the retired
+ones, batch by batch; the head has the numbers of their rows.
 
-    u32         length of the head
-    head        JSON: everything but the segments, and the number of rows
-    columns     each integer column as little-endian i64 differences to the row before,
-                in the order of `model.segment_table.COLUMNS`; then the writers' numbers likewise.
-                The live segments come first, and then the retired ones, batch by batch
-
-Differences of neighbouring rows are small and alike, which is what the compression lives on.
 `docs/formats.md` says what each field means. A manifest that breaks a rule of
 `model.manifest` is refused both when it is written and when it is read.
 """
 
 from __future__ import annotations
 
-import json
-import struct
-import sys
-import zlib
-from array import array
-from itertools import accumulate
-from operator import sub
 from typing import TYPE_CHECKING, Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
+from tieringd.formats.segment_columns import (
+    FIRST_COLUMNS,
+    UNREADABLE,
+    pack_body,
+    unpack_body,
+    unpack_table,
+)
+from tieringd.formats.spillover_codec import name_fields, read_name
 from tieringd.model.manifest import Gap, PartitionManifest, Replacement, Retired
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, CrossingTransaction
+from tieringd.model.segment import CrossingTransaction
 from tieringd.model.segment_table import COLUMNS, SegmentTable
+from tieringd.model.spillover import ExpiredSpillover, Spillover
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 MAGIC = b"TRDM"
-VERSION = 3
+VERSION = 4
 _SINCE_REPLACEMENTS = 2
 """The version that brought `began_at_ms`, `replacements` and `translation`."""
 _SINCE_RETENTION = 3
 """The version that brought the fields below, the broker's timestamps and the indexes' checksums."""
+_SINCE_SPILLOVER = 4
+"""The version that brought `spillover` and `trimmed_offset`."""
 _NEW_IN_RETENTION: dict[str, Any] = {
     "allowed_local_start_offset": None,
     "expired_at_ms": None,
     "retired": [],
     "crossing": [],
 }
-BODY_BYTES_MAX = 1 << 30
-"""An inflated body larger than this is an attack or a fault: a million rows take 80 MB."""
-
-_NEW_COLUMNS = {"broker_timestamp_ms": NO_TIMESTAMP, "index_crc32c": NO_CRC}
-"""The columns that came with retention, and what stands in for a value where there was none."""
-_LENGTH = struct.Struct(">I")
-_VALUE_BYTES = 8
 
 
 def encode_manifest(manifest: PartitionManifest) -> bytes:
@@ -68,11 +59,10 @@ def encode_manifest(manifest: PartitionManifest) -> bytes:
     if faults:
         raise ValueError(f"refusing to write a manifest that breaks its rules: {'; '.join(faults)}")
     # One table for all, so that writers are named once.
-    table = manifest.segments.appended(segment for one in manifest.retired for segment in one.segments)
-    head = json.dumps(_head(manifest, table.writers), sort_keys=True, separators=(",", ":")).encode()
-    columns = [table.column(name) for name in COLUMNS] + [table.writer_numbers]
-    body = b"".join([_LENGTH.pack(len(head)), head, *(_differences(column) for column in columns)])
-    return seal(MAGIC, VERSION, zlib.compress(body, level=6))
+    table = SegmentTable.joined([manifest.segments, *(one.segments for one in manifest.retired)])
+    # Only those of them that a row still has: a writer is a process, and they come and go.
+    table = table.with_writers([table.writers[number] for number in dict.fromkeys(table.writer_numbers)])
+    return seal(MAGIC, VERSION, pack_body(_head(manifest, table.writers), table))
 
 
 def decode_manifest(data: bytes) -> PartitionManifest:
@@ -84,18 +74,18 @@ def decode_manifest(data: bytes) -> PartitionManifest:
     """
     version, packed = unseal(data, MAGIC, newest_version=VERSION, kind="partition manifest")
     try:
-        body = _inflate(packed)
-        (head_bytes,) = _LENGTH.unpack_from(body)
-        head = json.loads(body[_LENGTH.size : _LENGTH.size + head_bytes])
+        head, columns = unpack_body(packed)
         if version < _SINCE_REPLACEMENTS:
             head = {**head, "began_at_ms": 0, "replacements": [], "translation": None}
         if version < _SINCE_RETENTION:
             head = {**head, **_NEW_IN_RETENTION}
-        is_known = version >= _SINCE_RETENTION
-        names = [name for name in COLUMNS if is_known or name not in _NEW_COLUMNS]
-        manifest = _manifest(head, body[_LENGTH.size + head_bytes :], names)
+        if version < _SINCE_SPILLOVER:
+            # Nobody noted our trims before: none went past what was stored.
+            head = {**head, "spillover": None, "trimmed_offset": head["next_offset"]}
+        names = COLUMNS if version >= _SINCE_RETENTION else FIRST_COLUMNS
+        manifest = _manifest(head, columns, names)
         faults = manifest.faults()
-    except (ValueError, KeyError, TypeError, RecursionError, struct.error, zlib.error) as error:
+    except UNREADABLE as error:
         raise CorruptDataError(f"partition manifest cannot be read: {error}") from error
     if faults:
         raise CorruptDataError(f"partition manifest breaks its rules: {'; '.join(faults)}")
@@ -134,6 +124,8 @@ def _head(manifest: PartitionManifest, writers: tuple[str, ...]) -> dict[str, An
         "rows": len(manifest.segments),
         "retired": [[len(one.segments), one.retired_at_ms] for one in manifest.retired],
         "writers": writers,
+        "spillover": _spillover_head(manifest.spillover),
+        "trimmed_offset": manifest.trimmed_offset,
     }
 
 
@@ -141,7 +133,7 @@ def _manifest(head: dict[str, Any], columns: bytes, names: Sequence[str]) -> Par
     rows, retired = head["rows"], head["retired"]
     if min([rows, *(count for count, _ in retired)]) < 0:
         raise ValueError("a number of rows is negative")
-    segments = _table(rows + sum(count for count, _ in retired), columns, names, head["writers"])
+    segments = unpack_table(rows + sum(count for count, _ in retired), columns, head["writers"], names)
     batches: list[Retired] = []
     left = segments.without_head(rows)
     for count, retired_at_ms in retired:
@@ -165,47 +157,38 @@ def _manifest(head: dict[str, Any], columns: bytes, names: Sequence[str]) -> Par
         expired_at_ms=_optional_int(head["expired_at_ms"]),
         retired=tuple(batches),
         crossing=tuple(CrossingTransaction(*fields) for fields in head["crossing"]),
+        spillover=_spillover(head["spillover"]),
+        trimmed_offset=int(head["trimmed_offset"]),
     )
 
 
-def _table(rows: int, columns: bytes, names: Sequence[str], writers: Sequence[str]) -> SegmentTable:
-    """Return the table of *rows* rows; a column that the version did not have holds nothing known."""
-    width = rows * _VALUE_BYTES
-    if len(columns) != width * (len(names) + 1):
-        raise ValueError(f"{rows} rows do not take {len(columns)} bytes")
-    values = [_sums(columns[number * width :][:width]) for number in range(len(names) + 1)]
-    known: dict[str, Sequence[int]] = dict(zip(names, values[:-1], strict=True))
-    for name, nothing in _NEW_COLUMNS.items():
-        known.setdefault(name, [nothing] * rows)
-    return SegmentTable.from_columns(known, values[-1], writers)
+def _spillover_head(spillover: Spillover | None) -> dict[str, Any] | None:
+    if spillover is None:
+        return None
+    return {
+        "begin_offset": spillover.begin_offset,
+        "newest": name_fields(spillover.newest),
+        "segments": spillover.segments,
+        "size_bytes": spillover.size_bytes,
+        "gap_offsets": spillover.gap_offsets,
+        "retired": [[one.next_offset, one.retired_at_ms] for one in spillover.retired],
+    }
+
+
+def _spillover(head: dict[str, Any] | None) -> Spillover | None:
+    if head is None:
+        return None
+    return Spillover(
+        begin_offset=head["begin_offset"],
+        newest=read_name(head["newest"]),
+        segments=head["segments"],
+        size_bytes=head["size_bytes"],
+        gap_offsets=head["gap_offsets"],
+        retired=tuple(ExpiredSpillover(*fields) for fields in head["retired"]),
+    )
 
 
 def _optional_int(value: Any) -> int | None:
     if value is not None and not isinstance(value, int):
         raise TypeError(f"{value!r} is not a number")
     return value
-
-
-def _inflate(packed: bytes) -> bytes:
-    inflater = zlib.decompressobj()
-    body = inflater.decompress(packed, BODY_BYTES_MAX)
-    if not inflater.eof or inflater.unused_data:
-        raise ValueError("the compressed body is cut short, too long, or followed by other bytes")
-    return body
-
-
-def _differences(column: Iterable[int]) -> bytes:
-    values = list(column)
-    return _little_endian(array("q", map(sub, values, [0, *values[:-1]]))).tobytes()
-
-
-def _sums(data: bytes) -> list[int]:
-    differences = array("q")
-    differences.frombytes(data)
-    return list(accumulate(_little_endian(differences)))
-
-
-def _little_endian(values: array[int]) -> array[int]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

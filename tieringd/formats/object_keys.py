@@ -4,19 +4,30 @@ Names of objects in the bucket: built here, parsed here, and nowhere else.
     {h}/{cluster}/{topic}/{partition}_{topic_id}/{base}-{last}-{size}-{epoch}-{writer}-{index}.log
     ... .log.index
     {h}/{cluster}/meta/{topic}/{partition}_{topic_id}/manifest
+    ... manifest.{base}.{last}.{base_ts}.{max_ts}.{crc}
     meta/{cluster}/topics/{topic}_{topic_id}/topic_manifest.json
     meta/{cluster}/topics/{topic}_{topic_id}/history_link
     meta/{cluster}/brokers/{node_id}/disk_state.json
     meta/{cluster}/brokers/client_quotas.json
+    {key of a data object}.part-{level}-{number}
+    quarantine/objects/{key of an orphan}
+    quarantine/reports/{milliseconds}-{crc}.json
 
 `index` is the CRC32C of the index sidecar, in eight hex digits. The sidecar tells of the data object
 as well, so what one process stores under a name is the same bytes each time: a request that arrives
 late writes nothing over. What was stored before partition manifests of version 3 has no such part.
 
+A `part` is what a data object is joined of, where that takes more than one step (`storage.gcs.joining`).
+It is the same partition's, and no manifest ever names it.
+
+A spillover manifest has the live one's key and what it holds in decimal: offsets, times, and the
+CRC32C of the document, so that other bytes have another name.
+
 `h` is the xxh32 (seed 0) of all that follows it, in eight hex digits: it spreads load over a
 store's key ranges. A data object and its index share the data object's hash, so they lie side
-by side. Topic manifests, and what brokers say of themselves, carry no hash and lie under one
-prefix, so that a bucket can be listed by someone who knows nothing but its name.
+by side; the manifests of a partition share the live one's, so that they can be listed. Topic
+manifests, and what brokers say of themselves, carry no hash and lie under one prefix, so that a
+bucket can be listed by someone who knows nothing but its name.
 
 Keys are relative to `cloud_storage_prefix`, which the store adds.
 """
@@ -31,6 +42,7 @@ import xxhash
 
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC
+from tieringd.model.spillover import SpilloverName
 
 if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment
@@ -38,12 +50,23 @@ if TYPE_CHECKING:
 TOPIC_MANIFESTS_PREFIX = "meta/"
 """Every topic manifest's key begins with this."""
 
+QUARANTINED_PREFIX = "quarantine/objects/"
+"""What is in quarantine has the key that it had, after this."""
+QUARANTINE_REPORTS_PREFIX = "quarantine/reports/"
+
 _TOPIC_ID_LENGTH = 22
 _DATA_KEY = re.compile(
     r"[0-9a-f]{8}/(?P<cluster>[^/]+)/(?P<topic>[^/]+)/(?P<partition>\d+)_(?P<topic_id>[^/]{22})/"
     r"(?P<base>\d+)-(?P<last>\d+)-(?P<size>\d+)-(?P<epoch>\d+)-(?P<writer>[0-9a-f]+)"
     r"(?:-(?P<index>[0-9a-f]{8}))?\.log"
 )
+_MANIFEST_KEY = re.compile(
+    r"[0-9a-f]{8}/(?P<cluster>[^/]+)/meta/(?P<topic>[^/]+)/(?P<partition>\d+)_(?P<topic_id>[^/]{22})/"
+    r"manifest(?:\..+)?"
+)
+_PART_SUFFIX = re.compile(r"\.part-\d+-\d+$", re.ASCII)
+_NUMBER = r"(0|[1-9]\d*)"
+_SPILLOVER_SUFFIX = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +114,26 @@ def manifest_key(partition: TopicIdPartition) -> str:
     )
 
 
+def spillover_prefix(partition: TopicIdPartition) -> str:
+    """Return what the keys of a partition's spillover manifests begin with, and no other's."""
+    return f"{manifest_key(partition)}."
+
+
+def spillover_key(partition: TopicIdPartition, name: SpilloverName) -> str:
+    """Return the key of one of a partition's spillover manifests."""
+    return (
+        f"{spillover_prefix(partition)}{name.base_offset}.{name.last_offset}."
+        f"{name.base_timestamp_ms}.{name.max_timestamp_ms}.{name.crc32c}"
+    )
+
+
+def parse_spillover_key(partition: TopicIdPartition, key: str) -> SpilloverName | None:
+    """Return which of the partition's spillover manifests has this key; None for any other key."""
+    prefix = spillover_prefix(partition)
+    found = _SPILLOVER_SUFFIX.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
+    return None if found is None else SpilloverName(*(int(number) for number in found.groups()))
+
+
 def topic_manifest_key(key: TopicKey) -> str:
     """Return the key of a topic's manifest."""
     return f"{TOPIC_MANIFESTS_PREFIX}{key.cluster}/topics/{key.topic}_{key.topic_id}/topic_manifest.json"
@@ -103,8 +146,17 @@ def history_link_key(key: TopicKey) -> str:
 
 def parse_topic_manifest_key(key: str) -> TopicKey | None:
     """Return what a topic manifest's key names; None for any other key."""
+    return _parse_topic_key(key, "topic_manifest.json")
+
+
+def parse_history_link_key(key: str) -> TopicKey | None:
+    """Return the topic whose history link has this key; None for any other key."""
+    return _parse_topic_key(key, "history_link")
+
+
+def _parse_topic_key(key: str, object_name: str) -> TopicKey | None:
     match key.split("/"):
-        case ["meta", cluster, "topics", name, "topic_manifest.json"]:
+        case ["meta", cluster, "topics", name, last] if last == object_name:
             topic, separator, topic_id = (
                 name[: -_TOPIC_ID_LENGTH - 1],
                 name[-_TOPIC_ID_LENGTH - 1 : -_TOPIC_ID_LENGTH],
@@ -152,6 +204,46 @@ def parse_data_key(key: str) -> DataKey | None:
         writer_id=found["writer"],
         index_crc32c=NO_CRC if found["index"] is None else int(found["index"], 16),
     )
+
+
+def parse_joined_part_key(key: str) -> DataKey | None:
+    """Return the data object that an intermediate object of a join was made for; None for any other key."""
+    whole = _PART_SUFFIX.sub("", key)
+    return parse_data_key(whole) if whole != key else None
+
+
+def owner_of(key: str) -> TopicIdPartition | None:
+    """
+    Return the partition whose data, index or manifest object has this key; None for any other key.
+
+    What was left of joining a data object is its partition's as well.
+
+    The name alone says so: the object may be damaged, or named by nothing.
+    """
+    data = parse_data_key(key.removesuffix(".index")) or parse_joined_part_key(key)
+    if data is not None:
+        return data.partition
+    found = _MANIFEST_KEY.fullmatch(key)
+    if found is None:
+        return None
+    partition = TopicIdPartition(found["cluster"], found["topic"], found["topic_id"], int(found["partition"]))
+    own = manifest_key(partition)
+    return partition if key == own or key.startswith(spillover_prefix(partition)) else None
+
+
+def quarantined_key(key: str) -> str:
+    """Return the key under which an object is in quarantine."""
+    return f"{QUARANTINED_PREFIX}{key}"
+
+
+def parse_quarantined_key(key: str) -> str | None:
+    """Return the key that an object in quarantine had before; None for any other key."""
+    return key.removeprefix(QUARANTINED_PREFIX) if key.startswith(QUARANTINED_PREFIX) else None
+
+
+def quarantine_report_key(*, now_ms: int, crc32c: int) -> str:
+    """Return the key of a report of what was put into quarantine."""
+    return f"{QUARANTINE_REPORTS_PREFIX}{now_ms}-{crc32c:08x}.json"
 
 
 def _hashed(path: str) -> str:

@@ -15,6 +15,7 @@ and one checksum for a chunk.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.segment import NO_TIMESTAMP, AbortedTransaction, EpochStart, IndexEntry
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import NoReturn
 
 DEFAULT_INDEX_INTERVAL_BYTES = 65536
@@ -99,6 +101,9 @@ class SegmentScanner:
     of the bytes; then `finish`. After an error it is of no use. With *next_offset* the
     segment is closed, and every byte must be part of it. Without, it is active, and batches
     that do not end below *stop_offset* are left alone.
+
+    Entries are an interval apart, and ascending *index_positions* are those of entries that are to
+    come besides. With the positions of an index a scan finds the same entries, or they are wrong.
     """
 
     def __init__(
@@ -108,6 +113,7 @@ class SegmentScanner:
         *,
         stop_offset: int | None = None,
         index_interval_bytes: int = DEFAULT_INDEX_INTERVAL_BYTES,
+        index_positions: Sequence[int] = (),
         source: str | None = None,
         tracker: TransactionTracker | None = None,
     ) -> None:
@@ -117,6 +123,7 @@ class SegmentScanner:
         bounds = [bound for bound in (next_offset, self._stop_offset) if bound is not None]
         self._limit_offset = bounds[0] if bounds else _NO_LIMIT
         self._interval_bytes = index_interval_bytes
+        self._index_positions = index_positions
         self._source = source
         self._tracker = tracker.copy() if tracker else TransactionTracker(base_offset)
         self._wanted_bytes = HEADER_BYTES
@@ -200,7 +207,7 @@ class SegmentScanner:
                 epoch = self._note_epoch(batch_epoch, offset, position)
             if position >= index_at:
                 self._entries.append((offset, self._position + position, max_timestamp_ms))
-                index_at = position + self._interval_bytes
+                index_at = self._next_entry_at(self._position + position) - self._position
             if flags & TRANSACTIONAL_FLAG:
                 self._note_transaction(view[position:end], position, BatchHeader._make(header))
             batches += 1
@@ -245,6 +252,11 @@ class SegmentScanner:
             tracker=self._tracker,
             ended_by=self._ended_by,
         )
+
+    def _next_entry_at(self, position: int) -> int:
+        """Return where the next entry is due, after one at *position*."""
+        row = bisect_right(self._index_positions, position)
+        return min([position + self._interval_bytes, *self._index_positions[row : row + 1]])
 
     def _stop_or_fail(self, view: memoryview, position: int, header: BatchHeader) -> None:
         """End the scan before a header that is not the next batch's, or raise what is wrong with it."""

@@ -15,12 +15,14 @@ from typing import Any
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.partition import TopicIdPartition
+from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
 
-VERSION = 4
-_READ_VERSIONS = (1, 2, 3, VERSION)
+VERSION = 5
+_READ_VERSIONS = (1, 2, 3, 4, VERSION)
 _FIELDS_SINCE: dict[int, dict[str, Any]] = {
     2: {"archiving": "on", "original_retention": None, "retention_released": False},
     3: {"defaults": None},
+    5: {"remote_delete": None, "deletion": None, "moved_to": ""},
 }
 """What a document of an older version means by leaving them out."""
 
@@ -71,7 +73,7 @@ class TopicManifest:
     partition_count: int
     """One more than the highest partition that any daemon has archived."""
     created_at_ms: int
-    lifecycle: str = "live"
+    lifecycle: Lifecycle = Lifecycle.LIVE
     archiving: Archiving = Archiving.ON
     original_retention: OriginalRetention | None = None
     """Set while tieringd manages the topic's retention on the broker."""
@@ -79,6 +81,16 @@ class TopicManifest:
     """An operator gave the retention back; the configuration does not take it again by itself."""
     defaults: TieringDefaults | None = None
     """What the topic began with when it was first seen; None before anybody recorded it."""
+    remote_delete: bool | None = None
+    """
+    Whether deleting the topic deletes its objects, as last seen on the living topic.
+
+    A deleted topic has no configuration any more that could be asked. None before anybody recorded it.
+    """
+    deletion: Deletion | None = None
+    """How its end was noted; None while it is live."""
+    moved_to: str = ""
+    """The bucket in which this archive goes on; empty while that is this one."""
 
     def partitions(self) -> tuple[TopicIdPartition, ...]:
         """Return the partitions 0 to `partition_count` - 1; some may have no manifest."""
@@ -103,6 +115,9 @@ def encode_topic_manifest(manifest: TopicManifest) -> bytes:
         "retention_released": manifest.retention_released,
         "original_retention": asdict(manifest.original_retention) if manifest.original_retention else None,
         "defaults": asdict(manifest.defaults) if manifest.defaults else None,
+        "remote_delete": manifest.remote_delete,
+        "deletion": asdict(manifest.deletion) if manifest.deletion else None,
+        "moved_to": manifest.moved_to,
     }
     return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
 
@@ -136,9 +151,19 @@ def _manifest(document: dict[str, Any]) -> TopicManifest:
         TopicKey(document["cluster"], document["topic"], document["topic_id"]),
         partition_count=int(document["partition_count"]),
         created_at_ms=int(document["created_at_ms"]),
-        lifecycle=document["lifecycle"],
+        lifecycle=Lifecycle(document["lifecycle"]),
         archiving=Archiving(document["archiving"]),
         retention_released=bool(document["retention_released"]),
         original_retention=None if original is None else OriginalRetention(**original),
         defaults=None if defaults is None else TieringDefaults(**defaults),
+        remote_delete=None if document["remote_delete"] is None else bool(document["remote_delete"]),
+        deletion=_deletion(document["deletion"]),
+        moved_to=str(document["moved_to"]),
     )
+
+
+def _deletion(document: dict[str, Any] | None) -> Deletion | None:
+    if document is None:
+        return None
+    lease = document["lease"]
+    return Deletion(**{**document, "lease": None if lease is None else Lease(**lease)})

@@ -7,8 +7,14 @@ A manifest is a value. Every change returns a new manifest and keeps these rules
 2. between two neighbours there is either nothing, or a recorded gap that fills it exactly;
 3. `next_offset` is the end of the last segment or gap, and never moves back;
 4. leader epochs ascend, and so do their start offsets;
-5. what retention took out, and whose objects are still to be deleted, is not held as well;
+5. what was taken out, and whose objects are still to be deleted, is not held as well;
 6. a crossing transaction begins below `next_offset`, and before its marker.
+
+`start_offset` is the base of the first segment or gap. Where a user deleted records up to the middle of a
+segment it lies inside that one, which is the only one that may begin before it.
+
+The oldest part of a long history lies in spillover manifests (`model.spillover`): rules 1 and 2 hold
+from `live_offset` on then, and in each of those for itself. The newest segment never spills.
 
 Segments are held as columns, not as objects: a long history stays small in memory and is
 searched by bisection. Bytes live in `formats.manifest_codec`; reading and conditional writing
@@ -22,18 +28,27 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spillover import span_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tieringd.model.offset_translation import OffsetTranslation
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import CrossingTransaction, EpochStart, RemoteSegment
+    from tieringd.model.spillover import Spillover
 
 SEGMENTS_REMEMBERED = 32
 """
 A manifest remembers the crossing transactions whose markers are in that many of its last segments, or
 after them. An unclean election loses what a follower lagged behind, which is seldom a whole segment.
+"""
+
+CLOSED_EPOCH = 2**31 - 1
+"""
+The epoch under which a manifest is closed for good: no leader comes to it, so all are fenced.
+
+The archive was moved to another bucket, or its topic is being purged; the topic manifest says which.
 """
 
 
@@ -51,6 +66,11 @@ class Gap:
         """Return the first offset after the gap."""
         return self.last_offset + 1
 
+    @property
+    def offsets(self) -> int:
+        """Return how many offsets are in it."""
+        return self.next_offset - self.base_offset
+
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
@@ -65,7 +85,7 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """Segments that retention took out of a manifest, and whose objects are still in the store."""
+    """Segments that were taken out of a manifest, and whose objects are still in the store."""
 
     segments: SegmentTable
     retired_at_ms: int
@@ -78,7 +98,7 @@ class PartitionManifest:
 
     partition: TopicIdPartition
     start_offset: int
-    """The first offset that the archive was ever asked to hold, or still holds."""
+    """The first offset that the archive was ever asked to hold, or still lets anyone read."""
     next_offset: int
     """Exclusive: uploading goes on from here."""
     leader_epoch: int = -1
@@ -99,25 +119,67 @@ class PartitionManifest:
     allowed_local_start_offset: int | None = None
     """The local retention hint: where local retention lets the local log begin; None when it has no say."""
     expired_at_ms: int | None = None
-    """When total retention last moved `start_offset` on; None when it never did."""
+    """When total retention, or a user's DeleteRecords, last moved `start_offset` on; None when none did."""
     retired: tuple[Retired, ...] = ()
-    """Of total retention, oldest first."""
+    """Of total retention, of merges and of what compaction replaced, oldest first."""
     crossing: tuple[CrossingTransaction, ...] = ()
     """
     The transactions with records in one of the segments, and their markers after it, in the archive
     or past its end. The segment's index tells how each of them ended, which is true for as long as
     the leader's log has that marker. Those with a marker far from the end are forgotten.
     """
+    spillover: Spillover | None = None
+    """What is spilled; None where `segments` are all."""
+    trimmed_offset: int = 0
+    """
+    The record of our own trims: none went further than this. It is stored before a trim is asked for. Where
+    the log began when its leader claimed this counts as ours.
+
+    So a log that begins past it was cut by someone else: a user, or the broker's own retention.
+    """
 
     @classmethod
     def begin(cls, partition: TopicIdPartition, *, start_offset: int, now_ms: int = 0) -> PartitionManifest:
         """Return the manifest of a partition of which nothing is stored yet."""
-        return cls(partition, start_offset=start_offset, next_offset=start_offset, began_at_ms=now_ms)
+        return cls(
+            partition,
+            start_offset=start_offset,
+            next_offset=start_offset,
+            began_at_ms=now_ms,
+            trimmed_offset=start_offset,
+        )
 
     @property
     def last_offset(self) -> int | None:
         """Return the highest offset that is stored or recorded as lost; None before the first."""
         return self.next_offset - 1 if self.next_offset > self.start_offset else None
+
+    @property
+    def live_offset(self) -> int:
+        """Return the first offset of which `segments` and `gaps` tell: what is before it is spilled."""
+        spillover = self.spillover
+        return spillover.next_offset if spillover and spillover.segments else self.start_offset
+
+    @property
+    def live_base(self) -> int:
+        """Return where the first of `segments` and `gaps` begins: mostly at `live_offset`."""
+        first = self.segments.covering(self.start_offset) if self.live_offset == self.start_offset else None
+        return first.base_offset if first else self.live_offset
+
+    @property
+    def segment_count(self) -> int:
+        """Return how many segments are held, spilled ones included."""
+        return len(self.segments) + (self.spillover.segments if self.spillover else 0)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of their data objects."""
+        return self.segments.total_bytes + (self.spillover.size_bytes if self.spillover else 0)
+
+    @property
+    def gap_offsets(self) -> int:
+        """Return how many offsets are in its gaps."""
+        return sum(gap.offsets for gap in self.gaps) + (self.spillover.gap_offsets if self.spillover else 0)
 
     def appended(
         self,
@@ -183,21 +245,32 @@ class PartitionManifest:
         or was never archived, and another leader wrote other records at these offsets.
 
         Raises:
-            ValueError: *next_offset* is inside a segment or gap, or outside the manifest.
+            ValueError: *next_offset* is inside a segment or gap, or outside the manifest; or all that
+                would be left is spilled, and has to be taken back first.
         """
-        ends = {self.start_offset, *(one.next_offset for one in self.gaps)}
+        is_spilled = self.spillover is not None and self.spillover.segments > 0
+        ends = {self.live_offset, *(one.next_offset for one in self.gaps)}
         table = self.segments
         kept = table.row_at_or_after(next_offset)
-        if not 0 <= next_offset < self.next_offset or (
-            next_offset > self.start_offset
-            and next_offset not in ends
-            and not (kept > 0 and table.column("last_offset")[kept - 1] == next_offset - 1)
+        is_end = next_offset in ends or (
+            kept > 0 and table.column("last_offset")[kept - 1] == next_offset - 1
+        )
+        if (
+            not 0 <= next_offset < self.next_offset
+            or (next_offset > self.live_offset and not is_end)
+            or (is_spilled and not kept)
         ):
             raise ValueError(f"the manifest of {self.partition} cannot be cut back to offset {next_offset}")
         replacement = Replacement(next_offset, self.next_offset - 1, leader_epoch, now_ms)
         return replace(
             self,
             start_offset=min(self.start_offset, next_offset),
+            # Below the old start nobody can tell any more who cut the log.
+            trimmed_offset=(
+                max(self.trimmed_offset, self.start_offset)
+                if next_offset < self.start_offset
+                else self.trimmed_offset
+            ),
             next_offset=next_offset,
             segments=table.head(kept),
             gaps=tuple(gap for gap in self.gaps if gap.base_offset < next_offset),
@@ -211,9 +284,9 @@ class PartitionManifest:
         Return a manifest without its first *segments* rows; their objects are to be deleted later.
 
         Raises:
-            ValueError: There are not as many segments.
+            ValueError: There are not as many segments, or older ones are spilled.
         """
-        if not 0 < segments <= len(self.segments):
+        if not 0 < segments <= len(self.segments) or self.live_offset > self.start_offset:
             raise ValueError(f"{segments} of {len(self.segments)} segments of {self.partition} cannot expire")
         gone = self.segments.head(segments)
         start_offset = gone[segments - 1].next_offset
@@ -228,6 +301,130 @@ class PartitionManifest:
             crossing=tuple(one for one in self.crossing if kept and one.marker_offset >= start_offset),
         )
 
+    def starting_inside(self, segment: RemoteSegment, offset: int, *, now_ms: int) -> PartitionManifest:
+        """
+        Return a manifest that lets nobody read what is before *offset*, inside its first *segment*.
+
+        Raises:
+            ValueError: *offset* is outside of it, or the archive begins there already, or has another first.
+        """
+        is_spilled = self.live_offset > self.start_offset
+        is_first = is_spilled or self.segments.row_at_or_after(segment.base_offset) == 0
+        if not is_first or not max(self.start_offset, segment.base_offset) < offset <= segment.last_offset:
+            raise ValueError(
+                f"the archive of {self.partition} cannot begin at {offset}, inside its segment "
+                f"{segment.base_offset} to {segment.last_offset}"
+            )
+        spillover = self.spillover
+        if spillover is not None and is_spilled:
+            passed = max(0, segment.base_offset - self.start_offset)
+            spillover = replace(spillover, gap_offsets=spillover.gap_offsets - passed)
+        return replace(
+            self,
+            start_offset=offset,
+            gaps=tuple(gap for gap in self.gaps if gap.base_offset >= offset),
+            spillover=spillover,
+            expired_at_ms=now_ms,
+        )
+
+    def with_hint(self, offset: int | None, *, trims_to: int = 0) -> PartitionManifest:
+        """
+        Return a manifest with another local retention hint, and a record of the trim that follows from it.
+
+        So most trims need no commit of their own to be known. *trims_to* is 0 where nothing is trimmed: the
+        hint is then where the log begins already, whoever cut it.
+        """
+        return replace(self.with_trim(trims_to), allowed_local_start_offset=offset)
+
+    def with_trim(self, offset: int) -> PartitionManifest:
+        """Return a manifest that knows of a trim up to *offset*, as far as that is archived."""
+        return replace(self, trimmed_offset=max(self.trimmed_offset, min(offset, self.next_offset)))
+
+    def merged(self, segment: RemoteSegment, *, now_ms: int) -> PartitionManifest:
+        """
+        Return a manifest with *segment* in the place of those that it was merged from.
+
+        Their objects are to be deleted later, as of what expired. A transaction that begins and ends
+        inside crosses no segment's end any more.
+
+        Raises:
+            ValueError: It is not all of two or more neighbours: by their bounds and their sizes.
+        """
+        table = self.segments
+        first, last = table.row_at_or_after(segment.base_offset), table.row_at_or_after(segment.next_offset)
+        parts = table.head(last).without_head(first)
+        spans = [(part.base_offset, part.next_offset) for part in parts]
+        if (
+            len(parts) < 2  # noqa: PLR2004 - one is not merged
+            or (spans[0][0], spans[-1][1]) != (segment.base_offset, segment.next_offset)
+            or any(begin != end for (_, end), (begin, _) in pairwise(spans))
+            or parts.total_bytes != segment.size_bytes
+        ):
+            raise ValueError(
+                f"offsets {segment.base_offset} to {segment.last_offset} of {self.partition}, with "
+                f"{segment.size_bytes} bytes, are not what the manifest has there: {spans}"
+            )
+        return replace(
+            self,
+            segments=table.replaced(first, last, segment),
+            retired=(*self.retired, Retired(parts, now_ms)),
+            crossing=tuple(
+                one
+                for one in self.crossing
+                if one.first_offset < segment.base_offset or one.marker_offset >= segment.next_offset
+            ),
+        )
+
+    def compacted(
+        self,
+        segments: Sequence[RemoteSegment],
+        *,
+        now_ms: int,
+        crossing: Iterable[CrossingTransaction] = (),
+    ) -> PartitionManifest:
+        """
+        Return a manifest with *segments*, which compaction left, in the place of what they came from.
+
+        The objects of that are to be deleted later, as of what expired. *crossing* are the transactions
+        over the end of each of *segments*; what was known of others stays.
+
+        Raises:
+            ValueError: They are not all of one or more neighbours by their bounds; or one of them was there
+                before, and its objects will be deleted.
+        """
+        table, base_offset, next_offset = self.segments, segments[0].base_offset, segments[-1].next_offset
+        first, last = table.row_at_or_after(base_offset), table.row_at_or_after(next_offset)
+        parts = table.head(last).without_head(first)
+        if (
+            not parts
+            or span_faults(parts, (), begin=base_offset, end=next_offset)
+            or span_faults(SegmentTable.of(segments), (), begin=base_offset, end=next_offset)
+            or any(
+                one == gone.covering(one.base_offset)
+                for one in segments
+                for gone in (parts, *(retired.segments for retired in self.retired))
+            )
+        ):
+            raise ValueError(
+                f"offsets {base_offset} to {next_offset - 1} of {self.partition} cannot be replaced by "
+                f"compacted segments: the manifest has {len(parts)} segments there"
+            )
+        replaced = table.replaced(first, last, *segments)
+        kept = (
+            one
+            for one in self.crossing
+            if not any(
+                new.base_offset <= one.first_offset and one.marker_offset < new.next_offset
+                for new in segments
+            )
+        )
+        return replace(
+            self,
+            segments=replaced,
+            retired=(*self.retired, Retired(parts, now_ms)),
+            crossing=_remembered((*kept, *crossing), replaced),
+        )
+
     def forgotten(self, segments: int) -> PartitionManifest:
         """Return a manifest without its first *segments* retired ones: their objects are gone."""
         left: list[Retired] = []
@@ -237,6 +434,11 @@ class PartitionManifest:
             if rows < len(one.segments):
                 left.append(replace(one, segments=one.segments.without_head(rows)))
         return replace(self, retired=tuple(left))
+
+    @property
+    def is_closed(self) -> bool:
+        """Say whether no archiver may ever write it again."""
+        return self.leader_epoch == CLOSED_EPOCH
 
     def committed(
         self, *, writer_id: str, leader_epoch: int, commit_number: int, now_ms: int
@@ -252,27 +454,11 @@ class PartitionManifest:
 
     def faults(self) -> tuple[str, ...]:
         """Return every broken rule of this page, in words; empty for a sound manifest."""
-        bases = self.segments.column("base_offset")
-        found = [
-            f"segment {later} follows segment {base}, out of order"
-            for base, later in pairwise(bases)
-            if later <= base
-        ]
-        spans = sorted(
-            [(segment.base_offset, segment.last_offset, "segment") for segment in self.segments]
-            + [(gap.base_offset, gap.last_offset, "gap") for gap in self.gaps]
-        )
-        expected = self.start_offset
-        for base_offset, last_offset, kind in spans:
-            if last_offset < base_offset:
-                found.append(f"{kind} {base_offset} ends before it begins, at {last_offset}")
-            if base_offset > expected:
-                found.append(f"offsets {expected} to {base_offset - 1} are neither stored nor a recorded gap")
-            if base_offset < expected:
-                found.append(f"{kind} {base_offset} overlaps the offsets before {expected}")
-            expected = max(expected, last_offset + 1)
-        if expected != self.next_offset:
-            found.append(f"next_offset is {self.next_offset}, but the last entry ends before {expected}")
+        found = list(span_faults(self.segments, self.gaps, begin=self.live_base, end=self.next_offset))
+        if self.spillover is not None:
+            found += self.spillover.faults(start_offset=self.start_offset)
+            if self.spillover.segments and not self.segments:
+                found.append("segments are spilled, and none is live")
         found += [
             f"segment {segment.base_offset} is both held and retired"
             for one in self.retired

@@ -3,18 +3,25 @@ The segment table: a partition's remote segments as columns.
 
 Held as columns, and not as objects, a long history stays small in memory and is searched by
 bisection. What rows mean together, such as that they follow each other, is for `model.manifest`.
+
+Rows lie in blocks of a few hundred. In a block, a column keeps its smallest value once, and of each
+row what that row is above it, in as few bytes as the block needs; a column of one value takes no room
+at all. Blocks never change, so tables that were made of one another share most of them.
 """
 
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from typing import TYPE_CHECKING
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain, repeat
+from operator import add, sub
+from typing import TYPE_CHECKING, Final
 
 from tieringd.model.segment import RemoteSegment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 COLUMNS: tuple[str, ...] = (
     "base_offset",
@@ -31,19 +38,112 @@ COLUMNS: tuple[str, ...] = (
 )
 """The integer columns of a segment table, in their stored order."""
 
-_TYPECODES = {
-    "base_offset": "q",
-    "last_offset": "q",
-    "size_bytes": "q",
-    "crc32c": "I",
-    "base_timestamp_ms": "q",
-    "max_timestamp_ms": "q",
-    "leader_epoch": "i",
-    "uploaded_at_ms": "q",
-    "index_size_bytes": "I",
-    "broker_timestamp_ms": "q",
-    "index_crc32c": "q",
+BLOCK_ROWS: Final = 512
+"""A larger block takes less room beside its rows, and more time when a row is added to it."""
+
+_WRITER: Final = "writer_number"
+_NAMES: Final = (*COLUMNS, _WRITER)
+_INT64: Final = (-(2**63), 2**63 - 1)
+_LIMITS: Final = {
+    **dict.fromkeys(COLUMNS, _INT64),
+    "crc32c": (0, 2**32 - 1),
+    "leader_epoch": (-(2**31), 2**31 - 1),
+    "index_size_bytes": (0, 2**32 - 1),
+    _WRITER: (0, 2**16 - 1),
 }
+_PLACES: Final = {name: place for place, name in enumerate(_NAMES)}
+_REFERENCES: Final = {"last_offset": "base_offset", "base_timestamp_ms": "max_timestamp_ms"}
+"""Columns that are near another one are kept as what they are above it."""
+_WIDTHS: Final = ((1 << 8, "B"), (1 << 16, "H"), (1 << 32, "I"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """One column of a block."""
+
+    low: int
+    above: array[int] | None
+    """What each row is above *low*; None where no row is."""
+
+    def __getitem__(self, row: int) -> int:
+        return self.low if self.above is None else self.low + self.above[row]
+
+    def values(self, rows: int) -> Iterable[int]:
+        if self.above is None:
+            return repeat(self.low, rows)
+        return map(self.low.__add__, self.above) if self.low else self.above
+
+    def part(self, begin: int, end: int) -> _Cells:
+        return self if self.above is None else _Cells(self.low, self.above[begin:end])
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows that follow each other; at least one."""
+
+    rows: int
+    cells: tuple[_Cells, ...]
+    """In the order of `_NAMES`."""
+    base_offset: int
+    """Of its first row."""
+    latest_ms: int
+    """The largest maximum timestamp of its rows."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Sequence[int]]) -> _Block:
+        """Pack the columns of a block, which are of one length."""
+        for name, column in values.items():
+            low, high = _LIMITS[name]
+            if min(column) < low or max(column) > high:
+                raise ValueError(f"a segment column holds a value out of range: {name}")
+        cells = []
+        for name in _NAMES:
+            reference = _REFERENCES.get(name)
+            column = values[name]
+            cells.append(_packed(list(map(sub, column, values[reference])) if reference else column))
+        latest_ms = max(values["max_timestamp_ms"])
+        return cls(len(values[_WRITER]), tuple(cells), values["base_offset"][0], latest_ms)
+
+    def value(self, name: str, row: int) -> int:
+        value = self.cells[_PLACES[name]][row]
+        reference = _REFERENCES.get(name)
+        return value + self.cells[_PLACES[reference]][row] if reference else value
+
+    def values(self, name: str) -> Iterable[int]:
+        values = self.cells[_PLACES[name]].values(self.rows)
+        reference = _REFERENCES.get(name)
+        return map(add, values, self.cells[_PLACES[reference]].values(self.rows)) if reference else values
+
+    def part(self, begin: int, end: int) -> _Block:
+        rows, cells = end - begin, tuple(cells.part(begin, end) for cells in self.cells)
+        latest_ms = max(cells[_PLACES["max_timestamp_ms"]].values(rows))
+        return _Block(rows, cells, self.value("base_offset", begin), latest_ms)
+
+    def renumbered(self, numbers: Sequence[int]) -> _Block:
+        """Return the same rows, with each writer's number exchanged for its entry in *numbers*."""
+        writers = _packed([numbers[number] for number in self.values(_WRITER)])
+        return replace(self, cells=(*self.cells[:-1], writers))
+
+
+class Column:
+    """One integer column of a table: by row, in order, and in number."""
+
+    __slots__ = ("_name", "_table")
+
+    def __init__(self, table: SegmentTable, name: str) -> None:
+        self._table = table
+        self._name = name
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, row: int) -> int:
+        block, row = self._table.place(row)
+        return block.value(self._name, row)
+
+    def __iter__(self) -> Iterator[int]:
+        name = self._name
+        return chain.from_iterable(block.values(name) for block in self._table.blocks)
 
 
 class SegmentTable:
@@ -53,29 +153,26 @@ class SegmentTable:
     Writer ids are few and long, so each is kept once and rows hold its number.
     """
 
-    __slots__ = ("_columns", "_writer_numbers", "_writers")
+    __slots__ = ("_bases", "_ends", "_latest", "_writers", "blocks")
 
-    def __init__(
-        self,
-        columns: Mapping[str, array[int]],
-        writer_numbers: array[int],
-        writers: tuple[str, ...],
-    ) -> None:
-        self._columns = columns
-        self._writer_numbers = writer_numbers
+    def __init__(self, blocks: tuple[_Block, ...], writers: tuple[str, ...]) -> None:
+        self.blocks = blocks
+        """For `Column` only."""
         self._writers = writers
+        self._ends = array("q", accumulate(block.rows for block in blocks))
+        self._bases = array("q", (block.base_offset for block in blocks))
+        self._latest = array("q", accumulate((block.latest_ms for block in blocks), max))
+        """The newest timestamp up to the end of each block: times do not ascend, and this does."""
 
     @classmethod
     def of(cls, segments: Iterable[RemoteSegment] = ()) -> SegmentTable:
-        """Build a table from segments that ascend by base offset."""
-        columns = {name: array(code) for name, code in _TYPECODES.items()}
-        numbers = array("H")
-        writers: dict[str, int] = {}
-        for segment in segments:
-            for name, column in columns.items():
-                column.append(getattr(segment, name))
-            numbers.append(writers.setdefault(segment.writer_id, len(writers)))
-        return cls(columns, numbers, tuple(writers))
+        """
+        Build a table from segments that ascend by base offset.
+
+        Raises:
+            ValueError: A value does not fit its column.
+        """
+        return cls((), ()).appended(segments)
 
     @classmethod
     def from_columns(
@@ -87,20 +184,18 @@ class SegmentTable:
         Raises:
             ValueError: The columns differ in length, or a value does not fit its column.
         """
-        try:
-            built = {name: array(code, columns[name]) for name, code in _TYPECODES.items()}
-            table = cls(built, array("H", writer_numbers), tuple(writers))
-        except OverflowError as error:
-            raise ValueError(f"a segment column holds a value out of range: {error}") from error
-        if len({len(column) for column in (*built.values(), table._writer_numbers)}) != 1:
+        known = tuple(writers)
+        values = {name: _listed(columns[name]) for name in COLUMNS} | {_WRITER: _listed(writer_numbers)}
+        if len({len(column) for column in values.values()}) != 1:
             raise ValueError("segment columns differ in length")
-        if any(number >= len(table._writers) for number in table._writer_numbers):
+        table = cls(_blocks(values), known)
+        if any(number >= len(known) for number in table.writer_numbers):
             raise ValueError("a segment names a writer that the manifest does not list")
         return table
 
-    def column(self, name: str) -> array[int]:
-        """Return one integer column; the caller does not change it."""
-        return self._columns[name]
+    def column(self, name: str) -> Column:
+        """Return one integer column."""
+        return Column(self, name)
 
     @property
     def writers(self) -> tuple[str, ...]:
@@ -108,27 +203,48 @@ class SegmentTable:
         return self._writers
 
     @property
-    def writer_numbers(self) -> array[int]:
-        """Return each row's position in `writers`; the caller does not change it."""
-        return self._writer_numbers
+    def writer_numbers(self) -> Column:
+        """Return each row's position in `writers`."""
+        return Column(self, _WRITER)
 
     @property
     def total_bytes(self) -> int:
         """Return the size of all data objects."""
-        return sum(self._columns["size_bytes"])
+        return sum(self.column("size_bytes"))
+
+    @property
+    def latest_timestamp_ms(self) -> int | None:
+        """Return the largest maximum timestamp; None where there is no segment."""
+        return self._latest[-1] if self._latest else None
+
+    def place(self, row: int) -> tuple[_Block, int]:
+        """Return the block that holds *row*, and its place in there; for `Column` only."""
+        if row < 0:
+            row += len(self)
+        if not 0 <= row < len(self):
+            raise IndexError(f"there is no row {row} in a table of {len(self)}")
+        number = bisect_right(self._ends, row)
+        return self.blocks[number], row - (self._ends[number - 1] if number else 0)
 
     def __len__(self) -> int:
-        return len(self._writer_numbers)
+        return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, row: int) -> RemoteSegment:
-        values = {name: column[row] for name, column in self._columns.items()}
-        return RemoteSegment(writer_id=self._writers[self._writer_numbers[row]], **values)
+        block, row = self.place(row)
+        values = {name: block.value(name, row) for name in COLUMNS}
+        return RemoteSegment(writer_id=self._writers[block.value(_WRITER, row)], **values)
 
     def __iter__(self) -> Iterator[RemoteSegment]:
-        return (self[row] for row in range(len(self)))
+        for block in self.blocks:
+            columns = [block.values(name) for name in COLUMNS]
+            for *values, number in zip(*columns, block.values(_WRITER), strict=True):
+                fields = dict(zip(COLUMNS, values, strict=True))
+                yield RemoteSegment(writer_id=self._writers[number], **fields)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SegmentTable) and list(self) == list(other)
+        if self is other:
+            return True
+        return isinstance(other, SegmentTable) and len(self) == len(other) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -137,21 +253,34 @@ class SegmentTable:
 
     def row_at_or_after(self, offset: int) -> int:
         """Return the first row whose last offset is at or past *offset*; `len(self)` when none is."""
-        row = bisect_right(self._columns["base_offset"], offset) - 1
-        if row >= 0 and self._columns["last_offset"][row] >= offset:
-            return row
-        return row + 1
+        number = bisect_right(self._bases, offset) - 1
+        if number < 0:
+            return 0
+        block = self.blocks[number]
+        bases = block.cells[_PLACES["base_offset"]]
+        row = block.rows - 1 if bases.above is None else bisect_right(bases.above, offset - bases.low) - 1
+        first = self._ends[number - 1] if number else 0
+        return first + row if block.value("last_offset", row) >= offset else first + row + 1
+
+    def rows_reaching(self, timestamp_ms: int) -> Iterator[int]:
+        """Yield the rows whose maximum timestamp is *timestamp_ms* or later, ascending; lazily."""
+        first_block = bisect_left(self._latest, timestamp_ms)
+        for number in range(first_block, len(self.blocks)):
+            first = self._ends[number - 1] if number else 0
+            for row, latest in enumerate(self.blocks[number].values("max_timestamp_ms"), first):
+                if latest >= timestamp_ms:
+                    yield row
 
     def covering(self, offset: int) -> RemoteSegment | None:
         """Return the segment that holds *offset*, or None."""
         row = self.row_at_or_after(offset)
-        if row < len(self) and self._columns["base_offset"][row] <= offset:
+        if row < len(self) and self.column("base_offset")[row] <= offset:
             return self[row]
         return None
 
     def overlapping(self, base_offset: int, next_offset: int) -> tuple[RemoteSegment, ...]:
         """Return the segments with offsets from *base_offset* to before *next_offset*, ascending."""
-        bases = self._columns["base_offset"]
+        bases = self.column("base_offset")
         found = []
         for row in range(self.row_at_or_after(base_offset), len(self)):
             if bases[row] >= next_offset:
@@ -161,21 +290,94 @@ class SegmentTable:
 
     def head(self, rows: int) -> SegmentTable:
         """Return a table of the first *rows* rows."""
-        columns = {name: column[:rows] for name, column in self._columns.items()}
-        return SegmentTable(columns, self._writer_numbers[:rows], self._writers)
+        if rows >= len(self):
+            return self
+        number = bisect_right(self._ends, rows)
+        left = rows - (self._ends[number - 1] if number else 0)
+        cut = (self.blocks[number].part(0, left),) if left else ()
+        return SegmentTable((*self.blocks[:number], *cut), self._writers)
 
     def without_head(self, rows: int) -> SegmentTable:
         """Return a table of all but the first *rows* rows."""
-        columns = {name: column[rows:] for name, column in self._columns.items()}
-        return SegmentTable(columns, self._writer_numbers[rows:], self._writers)
+        if rows >= len(self):
+            return SegmentTable((), self._writers)
+        number = bisect_right(self._ends, rows)
+        block = self.blocks[number]
+        cut = block.part(rows - (self._ends[number - 1] if number else 0), block.rows)
+        return SegmentTable((cut, *self.blocks[number + 1 :]), self._writers)
 
     def appended(self, segments: Iterable[RemoteSegment]) -> SegmentTable:
-        """Return a table with *segments* at the end; the caller has checked their order."""
-        columns = {name: column[:] for name, column in self._columns.items()}
-        numbers = self._writer_numbers[:]
+        """
+        Return a table with *segments* at the end; the caller has checked their order.
+
+        Raises:
+            ValueError: A value does not fit its column.
+        """
         writers = {writer: number for number, writer in enumerate(self._writers)}
+        added: dict[str, list[int]] = {name: [] for name in _NAMES}
         for segment in segments:
-            for name, column in columns.items():
-                column.append(getattr(segment, name))
-            numbers.append(writers.setdefault(segment.writer_id, len(writers)))
-        return SegmentTable(columns, numbers, tuple(writers))
+            for name in COLUMNS:
+                added[name].append(getattr(segment, name))
+            added[_WRITER].append(writers.setdefault(segment.writer_id, len(writers)))
+        return self._followed_by(added, tuple(writers))
+
+    def replaced(self, first: int, last: int, *segments: RemoteSegment) -> SegmentTable:
+        """
+        Return a table with *segments* in the place of the rows from *first* to before *last*.
+
+        The rest of the block after it is packed anew with it, so that blocks do not get smaller and smaller.
+
+        Raises:
+            ValueError: A value does not fit its column.
+        """
+        rest = self.without_head(last)
+        near = rest.blocks[0].rows if rest.blocks else 0
+        begin = self.head(first).appended([*segments, *rest.head(near)])
+        return SegmentTable.joined([begin, rest.without_head(near)])
+
+    @classmethod
+    def joined(cls, tables: Iterable[SegmentTable]) -> SegmentTable:
+        """Return the rows of one table after another; the caller has checked their order."""
+        writers: dict[str, int] = {}
+        blocks: list[_Block] = []
+        for table in tables:
+            numbers = [writers.setdefault(writer, len(writers)) for writer in table.writers]
+            is_same = numbers == list(range(len(numbers)))
+            blocks += table.blocks if is_same else [block.renumbered(numbers) for block in table.blocks]
+        return cls(tuple(blocks), tuple(writers))
+
+    def with_writers(self, writers: Sequence[str]) -> SegmentTable:
+        """Return the same rows, with the numbers of *writers*, which are at least those of the rows."""
+        places = {writer: number for number, writer in enumerate(writers)}
+        numbers = [places.get(writer, -1) for writer in self._writers]
+        return SegmentTable(tuple(block.renumbered(numbers) for block in self.blocks), tuple(writers))
+
+    def _followed_by(self, added: Mapping[str, list[int]], writers: tuple[str, ...]) -> SegmentTable:
+        """Return a table with *added* at the end; the last block takes as much as there is room for."""
+        blocks = self.blocks
+        if blocks and blocks[-1].rows < BLOCK_ROWS:
+            added = {name: [*blocks[-1].values(name), *column] for name, column in added.items()}
+            blocks = blocks[:-1]
+        return SegmentTable((*blocks, *_blocks(added)), writers)
+
+
+def _listed(values: Iterable[int]) -> Sequence[int]:
+    return values if isinstance(values, array | list) else list(values)
+
+
+def _blocks(values: Mapping[str, Sequence[int]]) -> tuple[_Block, ...]:
+    return tuple(
+        _Block.of({name: column[begin : begin + BLOCK_ROWS] for name, column in values.items()})
+        for begin in range(0, len(values[_WRITER]), BLOCK_ROWS)
+    )
+
+
+def _packed(values: Sequence[int]) -> _Cells:
+    low, high = min(values), max(values)
+    if low == high:
+        return _Cells(low, None)
+    code = next((code for limit, code in _WIDTHS if high - low < limit), "Q")
+    try:
+        return _Cells(low, array(code, [value - low for value in values]))
+    except OverflowError as error:
+        raise ValueError(f"a segment column holds a value out of range: {error}") from error

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.builders import batch
 from tieringd.formats.batch_check import check_batches
-from tieringd.formats.leader_epochs import exchange_epochs, under_first_epoch
+from tieringd.formats.leader_epochs import exchange_epochs, pieces_under_first_epoch
 from tieringd.formats.record_batch import parse_header
 
 EPOCHS = {100: 37, 103: 37, 106: 41}
@@ -18,7 +18,7 @@ SIZE_BYTES = len(STORED) // 3
 def test_batch_under_the_first_epoch_differs_in_nothing_else():
     """Its checksum holds as before, as the epoch is outside of it."""
     stored = STORED[:SIZE_BYTES]
-    moved = b"".join(under_first_epoch(memoryview(stored)))
+    moved = b"".join(pieces_under_first_epoch(memoryview(stored)))
     assert (parse_header(stored).leader_epoch, parse_header(moved).leader_epoch) == (37, 0)
     assert parse_header(moved)._replace(leader_epoch=37) == parse_header(stored)
     assert moved[16:] == stored[16:]

@@ -17,9 +17,11 @@ from tests.golden.make_own_golden import (
     MANIFEST,
     MANIFEST_V1,
     MANIFEST_V2,
+    MANIFEST_V3,
     NEW_MANIFEST,
     NEW_MANIFEST_V1,
     NEW_MANIFEST_V2,
+    NEW_MANIFEST_V3,
     NEWEST_SEGMENTS,
     OWN,
     RETIRED_SEGMENTS,
@@ -35,24 +37,27 @@ from tieringd.model.manifest import Gap
 from tieringd.model.segment import NO_CRC, NO_TIMESTAMP
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 
-GOLDEN = (OWN / "partition-manifest.v3").read_bytes()
-NEW_GOLDEN = (OWN / "partition-manifest-new.v3").read_bytes()
-WRITTEN = {"partition-manifest.v3": MANIFEST, "partition-manifest-new.v3": NEW_MANIFEST}
+GOLDEN = (OWN / "partition-manifest.v4").read_bytes()
+NEW_GOLDEN = (OWN / "partition-manifest-new.v4").read_bytes()
+WRITTEN = {"partition-manifest.v4": MANIFEST, "partition-manifest-new.v4": NEW_MANIFEST}
 READ = {
     "partition-manifest.v1": MANIFEST_V1,
     "partition-manifest-new.v1": NEW_MANIFEST_V1,
     "partition-manifest.v2": MANIFEST_V2,
     "partition-manifest-new.v2": NEW_MANIFEST_V2,
+    "partition-manifest.v3": MANIFEST_V3,
+    "partition-manifest-new.v3": NEW_MANIFEST_V3,
 }
 """What earlier versions wrote."""
 EXPECTED = WRITTEN | READ
-RETENTION = {"allowed_local_start_offset", "expired_at_ms", "retired", "crossing"}
-NEW_FIELDS = {1: {"began_at_ms", "replacements", "translation"} | RETENTION, 2: RETENTION}
+SPILLOVER = {"spillover", "trimmed_offset"}
+RETENTION = {"allowed_local_start_offset", "expired_at_ms", "retired", "crossing"} | SPILLOVER
+NEW_FIELDS = {1: {"began_at_ms", "replacements", "translation"} | RETENTION, 2: RETENTION, 3: SPILLOVER}
 """What came after each version."""
 
 
 def body_of(data: bytes) -> bytes:
-    return zlib.decompress(unseal(data, MAGIC, newest_version=3, kind="manifest")[1])
+    return zlib.decompress(unseal(data, MAGIC, newest_version=4, kind="manifest")[1])
 
 
 def parts_of(data: bytes) -> tuple[dict, bytes]:
@@ -62,13 +67,14 @@ def parts_of(data: bytes) -> tuple[dict, bytes]:
     return json.loads(body[4 : 4 + length]), body[4 + length :]
 
 
-def sealed(head: object, columns: bytes, version: int = 3) -> bytes:
+def sealed(head: object, columns: bytes, version: int = 4) -> bytes:
     """Return a manifest with a right checksum around any head (JSON, or bytes as they are)."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     return seal(MAGIC, version, zlib.compress(struct.pack(">I", len(text)) + text + columns))
 
 
 HEAD, COLUMN_BYTES = parts_of(GOLDEN)
+SPILLED = HEAD["spillover"]
 
 
 @given(manifests())
@@ -104,8 +110,12 @@ def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(v
     assert old[4:6] == bytes([0, version])
     assert not NEW_FIELDS[version] & head.keys()
     assert NEW_FIELDS[version] | head.keys() == HEAD.keys()
-    assert len(columns) == 8 * 3 * 10
     found = decode_manifest(old)
+    assert found.spillover is None
+    assert found.trimmed_offset == found.next_offset, "nobody noted how far trims had gone"
+    if version == 3:
+        return
+    assert len(columns) == 8 * 3 * 10
     assert (found.allowed_local_start_offset, found.expired_at_ms, found.retired) == (None, None, ())
     assert found.crossing == ()
     assert [one.broker_timestamp_ms for one in found.segments] == [NO_TIMESTAMP] * 3
@@ -115,15 +125,15 @@ def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(v
 
 
 @pytest.mark.parametrize("name", READ)
-def test_manifest_of_an_earlier_version_is_stored_again_as_version_3(name):
+def test_manifest_of_an_earlier_version_is_stored_again_as_version_4(name):
     """The next commit writes the newest version, and loses nothing on the way."""
     found = decode_manifest((OWN / name).read_bytes())
     again = encode_manifest(found)
-    assert again[4:6] == b"\x00\x03"
+    assert again[4:6] == b"\x00\x04"
     assert decode_manifest(again) == found == EXPECTED[name]
 
 
-@pytest.mark.parametrize(("version", "expected"), [(1, MANIFEST_V1), (2, MANIFEST_V2)])
+@pytest.mark.parametrize(("version", "expected"), [(1, MANIFEST_V1), (2, MANIFEST_V2), (3, MANIFEST_V3)])
 def test_fields_of_a_later_version_mean_nothing_in_an_earlier_one(version, expected):
     """A version says what its fields are; others in the head are not taken for them."""
     head, columns = parts_of((OWN / f"partition-manifest.v{version}").read_bytes())
@@ -132,7 +142,7 @@ def test_fields_of_a_later_version_mean_nothing_in_an_earlier_one(version, expec
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_golden_manifest_encodes_to_the_same_bytes(name):
-    """This release writes version 3. Deflate may differ between zlibs, so its input is compared."""
+    """This release writes version 4. Deflate may differ between zlibs, so its input is compared."""
     data = (OWN / name).read_bytes()
     assert body_of(files()[name]) == body_of(data)
     assert files()[name][:8] == data[:8]
@@ -140,7 +150,7 @@ def test_golden_manifest_encodes_to_the_same_bytes(name):
 
 def test_golden_manifest_is_laid_out_as_documented():
     """A reader that knows only the page of the format finds each value."""
-    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x03\x00\x00")
+    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x04\x00\x00")
     assert HEAD["gaps"] == [
         [2001, 2499, "the broker deleted them first, after 7 Tage (é)", 1_700_000_850_000]
     ]
@@ -158,7 +168,17 @@ def test_golden_manifest_is_laid_out_as_documented():
         [9_000_000_000, 1010, 2**62 + 1, 2**31 - 1],
         [5, 2600, 2**62 + 9, 2**31 - 1],
     ]
+    assert HEAD["spillover"] == {
+        "begin_offset": 550,
+        "newest": [700, 999, 1_700_000_000_000, 1_700_000_600_000, 0x12345678],
+        "segments": 3,
+        "size_bytes": 2**41,
+        "gap_offsets": 17,
+        "retired": [[570, 1_700_000_820_000], [600, 1_700_000_830_000]],
+    }
+    assert (HEAD["start_offset"], HEAD["trimmed_offset"]) == (603, 2500)
     assert parts_of(NEW_GOLDEN)[0]["translation"] is None
+    assert parts_of(NEW_GOLDEN)[0]["spillover"] is None
     values = struct.unpack(f"<{6 * 12}q", COLUMN_BYTES)
     columns = [list(accumulate(values[at : at + 6])) for at in range(0, 72, 6)]
     for name, column in zip(COLUMNS, columns[:-1], strict=True):
@@ -219,11 +239,11 @@ def test_any_truncated_manifest_is_corrupt():
 
 def test_manifest_of_a_newer_version_says_what_to_do():
     """A host that was not upgraded names the version and the way out."""
-    data = seal(MAGIC, 4, b"whatever version 4 will hold")
+    data = seal(MAGIC, 5, b"whatever version 5 will hold")
     with pytest.raises(CorruptDataError) as caught:
         decode_manifest(data)
     assert str(caught.value) == (
-        "partition manifest has format version 4; this release reads 1 to 3. Upgrade tieringd on this host"
+        "partition manifest has format version 5; this release reads 1 to 4. Upgrade tieringd on this host"
     )
 
 
@@ -250,7 +270,7 @@ def test_segment_index_is_not_a_manifest():
 def test_whole_envelope_around_a_wrong_body_is_corrupt(packed):
     """A right checksum does not make a body right."""
     with pytest.raises(CorruptDataError, match="partition manifest cannot be read: "):
-        decode_manifest(seal(MAGIC, 3, packed))
+        decode_manifest(seal(MAGIC, 4, packed))
 
 
 @pytest.mark.parametrize("head", NOT_JSON_OBJECTS, ids=range(len(NOT_JSON_OBJECTS)))
@@ -283,7 +303,30 @@ def test_manifest_with_any_other_head_is_read_or_corrupt(head):
     [
         pytest.param({"next_offset": 5}, "next_offset is 5, but the last entry ends before", id="end"),
         pytest.param({"gaps": []}, "offsets 2001 to 2499 are neither stored nor a recorded gap", id="hole"),
-        pytest.param({"start_offset": 0}, "offsets 0 to 999 are neither stored nor", id="start"),
+        pytest.param(
+            {"start_offset": 0, "spillover": None}, "offsets 0 to 999 are neither stored nor", id="start"
+        ),
+        pytest.param(
+            {"start_offset": 549}, "begins at 549, and its spilled part elsewhere", id="before spilled"
+        ),
+        pytest.param({"start_offset": 1000}, "begins at 1000, and its spilled part", id="after spilled"),
+        pytest.param({"start_offset": 599}, "spilled part expired up to 600 already", id="expired"),
+        pytest.param({"spillover": SPILLED | {"segments": -1}}, "fewer than no segments", id="segments"),
+        pytest.param({"spillover": SPILLED | {"size_bytes": -1}}, "fewer than no segments", id="size"),
+        pytest.param({"spillover": SPILLED | {"gap_offsets": -1}}, "fewer than no segments", id="gaps"),
+        pytest.param(
+            {"start_offset": 1000, "spillover": SPILLED | {"segments": 0, "retired": []}},
+            "nothing of the spilled part is held, and nothing is left to be deleted",
+            id="nothing spilled",
+        ),
+        pytest.param(
+            {"spillover": SPILLED | {"retired": [[600, 1], [600, 1]]}}, "is out of order", id="marks twice"
+        ),
+        pytest.param(
+            {"spillover": SPILLED | {"retired": [[550, 1], [600, 1]]}},
+            "is out of order",
+            id="mark at the begin",
+        ),
         pytest.param({"epochs": [[5, 0], [4, 9]]}, "leader epoch 4 at 9 follows 5 at 0", id="epochs"),
         pytest.param(
             {"crossing": [[9, 1010, 1010, 7]]},
@@ -318,6 +361,11 @@ def test_manifest_that_breaks_a_rule_is_not_read(changes, words):
         pytest.param({"crossing": [[1, 2, 3]]}, id="transaction too short"),
         pytest.param({"crossing": [[1, "a", 3, 4]]}, id="transaction of words"),
         pytest.param({"crossing": None}, id="no transactions"),
+        pytest.param({"spillover": []}, id="spillover no object"),
+        pytest.param({"spillover": SPILLED | {"newest": [1, 2, 3, 4]}}, id="name too short"),
+        pytest.param({"spillover": SPILLED | {"newest": [700, 999, 0, 0, "x"]}}, id="name of words"),
+        pytest.param({"spillover": SPILLED | {"segments": None}}, id="no number of segments"),
+        pytest.param({"spillover": SPILLED | {"retired": [[600]]}}, id="expired at no time"),
     ],
 )
 def test_manifest_with_a_wrong_new_field_is_corrupt(changes):

@@ -19,15 +19,24 @@ from tieringd.formats.object_keys import (
     client_quotas_key,
     data_key,
     disk_state_key,
+    history_link_key,
     index_key,
     manifest_key,
+    owner_of,
     parse_data_key,
     parse_disk_state_key,
+    parse_history_link_key,
+    parse_joined_part_key,
+    parse_quarantined_key,
     parse_topic_manifest_key,
+    quarantine_report_key,
+    quarantined_key,
+    spillover_key,
     topic_manifest_key,
 )
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC
+from tieringd.model.spillover import SpilloverName
 
 DATA_KEY = (
     "42420a25/MkU3OEVBNTcwNTJENDM2Qk/pay.ments_eu-1/12_wJalrXUtnFEMI-K7MDENGg/"
@@ -181,6 +190,57 @@ def test_other_keys_are_no_topic_manifest_keys(key):
     assert parse_topic_manifest_key(key) is None
 
 
+@given(partitions, segments)
+def test_owner_of_an_object_is_in_its_name(partition, segment):
+    """Of data, index and manifest objects, spilled ones included, whatever the topic is called."""
+    name = SpilloverName(1, 2, 3, 4, 5)
+    for key in (
+        data_key(partition, segment),
+        index_key(partition, segment),
+        manifest_key(partition),
+        spillover_key(partition, name),
+        f"{data_key(partition, segment)}.part-0-31",
+    ):
+        assert owner_of(key) == partition
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        KEY[:-1],
+        "0" + KEY[1:],
+        KEY + ".copy",
+        KEY + ".part-0",
+        KEY + ".part-0-0.part-1-0",
+        "00000000/" + manifest_key(PARTITION)[9:],
+        manifest_key(PARTITION) + "s",
+        TOPIC_MANIFEST_KEY,
+        history_link_key(TopicKey(CLUSTER, TOPIC, TOPIC_ID)),
+        client_quotas_key(CLUSTER),
+        "quarantine/" + KEY,
+        "",
+    ],
+)
+def test_other_objects_have_no_owner(key):
+    """What has another shape, or a wrong hash, is nobody's: it is not deleted with a topic."""
+    assert owner_of(key) is None
+
+
+def test_what_a_join_has_left_is_no_data_object():
+    """Its name tells which one it was for, and of a data object's it tells nothing."""
+    assert parse_joined_part_key(f"{KEY}.part-1-0") == parse_data_key(KEY)
+    assert parse_data_key(f"{KEY}.part-1-0") is None
+    assert parse_joined_part_key(KEY) is None
+
+
+def test_history_link_key_leads_to_its_topic():
+    """And no other key does."""
+    key = TopicKey(CLUSTER, TOPIC, TOPIC_ID)
+    assert parse_history_link_key(history_link_key(key)) == key
+    assert parse_history_link_key(topic_manifest_key(key)) is None
+    assert parse_topic_manifest_key(history_link_key(key)) is None
+
+
 def test_keys_about_brokers_are_laid_out_as_documented():
     """They lie under one prefix of the cluster, and are no topic manifests."""
     keys = [disk_state_key(CLUSTER, 12), client_quotas_key(CLUSTER)]
@@ -213,3 +273,20 @@ def test_disk_state_key_is_parsed(cluster, node_id):
 def test_other_keys_are_no_disk_states(key):
     """What is no broker's state is not taken for one."""
     assert parse_disk_state_key(key) is None
+
+
+@given(partitions, segments)
+def test_object_in_quarantine_keeps_its_key_after_a_prefix(partition, segment):
+    """The key that it had comes back from the one in quarantine, which is nobody's data."""
+    for key in (data_key(partition, segment), index_key(partition, segment), manifest_key(partition)):
+        assert quarantined_key(key) == f"quarantine/objects/{key}"
+        assert parse_quarantined_key(quarantined_key(key)) == key
+        assert parse_quarantined_key(key) is None
+        assert owner_of(quarantined_key(key)) is None
+
+
+def test_report_of_the_quarantine_has_its_own_place():
+    """It is not among the objects."""
+    key = quarantine_report_key(now_ms=12, crc32c=0xAB)
+    assert key == "quarantine/reports/12-000000ab.json"
+    assert parse_quarantined_key(key) is None

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from tests.golden.make_own_golden import (
     OWN,
+    PURGED_TOPIC_MANIFEST,
     TOPIC_MANIFEST,
     TOPIC_MANIFEST_V1,
     TOPIC_MANIFEST_V2,
     TOPIC_MANIFEST_V3,
+    TOPIC_MANIFEST_V4,
     files,
 )
 from tests.unit.formats.damage import NOT_JSON_OBJECTS, changed_heads, truncations
@@ -30,8 +32,9 @@ from tieringd.formats.topic_manifest import (
     encode_topic_manifest,
 )
 from tieringd.model.partition import TopicIdPartition
+from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
 
-GOLDEN = (OWN / "topic-manifest.v4.json").read_bytes()
+GOLDEN = (OWN / "topic-manifest.v5.json").read_bytes()
 DOCUMENT = json.loads(GOLDEN)
 
 
@@ -41,7 +44,7 @@ DOCUMENT = json.loads(GOLDEN)
         st.builds(TopicKey, st.text(max_size=9), st.text(max_size=9), st.text(max_size=9)),
         partition_count=st.integers(0, 2**31 - 1),
         created_at_ms=st.integers(0, 2**62),
-        lifecycle=st.text(max_size=9),
+        lifecycle=st.sampled_from(Lifecycle),
         archiving=st.sampled_from(Archiving),
         original_retention=st.none()
         | st.builds(
@@ -60,6 +63,20 @@ DOCUMENT = json.loads(GOLDEN)
             st.none() | st.integers(),
             st.none() | st.integers(),
         ),
+        remote_delete=st.none() | st.booleans(),
+        deletion=st.none()
+        | st.builds(
+            Deletion,
+            st.integers(),
+            st.text(max_size=9),
+            st.text(max_size=9),
+            st.none() | st.builds(Lease, st.text(max_size=9), st.integers()),
+            st.none() | st.integers(0),
+            st.none() | st.integers(0),
+            st.none() | st.integers(),
+            st.none() | st.integers(),
+        ),
+        moved_to=st.text(max_size=9),
     )
 )
 def test_topic_manifest_survives_encoding(manifest):
@@ -71,9 +88,34 @@ def test_topic_manifest_survives_encoding(manifest):
 
 
 def test_golden_topic_manifest_is_read_and_written():
-    """What version 4 wrote is read as what it meant, and written the same, to the byte."""
+    """What version 5 wrote is read as what it meant, and written the same, to the byte."""
     assert decode_topic_manifest(GOLDEN) == TOPIC_MANIFEST
-    assert files()["topic-manifest.v4.json"] == GOLDEN
+    assert files()["topic-manifest.v5.json"] == GOLDEN
+
+
+def test_golden_mark_of_a_purged_topic_is_read_and_written():
+    """What is left of a purged topic says when it was purged, and how much that was."""
+    golden = (OWN / "topic-manifest-purged.v5.json").read_bytes()
+    assert decode_topic_manifest(golden) == PURGED_TOPIC_MANIFEST
+    assert files()["topic-manifest-purged.v5.json"] == golden
+
+
+def test_golden_topic_manifest_of_version_4_is_read():
+    """What version 4 could not say is: a topic that nobody has deleted, and that keeps its archive if so."""
+    found = decode_topic_manifest((OWN / "topic-manifest.v4.json").read_bytes())
+    assert found == TOPIC_MANIFEST_V4
+    assert (found.lifecycle, found.deletion, found.remote_delete, found.moved_to) == (
+        Lifecycle.LIVE,
+        None,
+        None,
+        "",
+    )
+
+
+def test_topic_manifest_with_an_unknown_state_is_corrupt():
+    """A state that we do not know is no reason to archive, or to delete."""
+    with pytest.raises(CorruptDataError, match="topic manifest cannot be read: 'gone' is not a valid"):
+        decode_topic_manifest(json.dumps(DOCUMENT | {"lifecycle": "gone"}).encode())
 
 
 def test_golden_topic_manifest_of_version_3_is_read():
@@ -90,7 +132,7 @@ def test_golden_topic_manifest_of_version_2_is_read():
     assert found.defaults is None
 
 
-def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_4():
+def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_5():
     """What version 1 could not say is: archived, and never managed."""
     found = decode_topic_manifest((OWN / "topic-manifest.v1.json").read_bytes())
     assert found == TOPIC_MANIFEST_V1
@@ -100,7 +142,7 @@ def test_golden_topic_manifest_of_version_1_is_read_and_stored_as_version_4():
         False,
     )
     again = encode_topic_manifest(found)
-    assert json.loads(again)["version"] == 4
+    assert json.loads(again)["version"] == 5
     assert decode_topic_manifest(again) == found
 
 
@@ -118,8 +160,8 @@ def test_topic_manifest_leads_to_its_partitions():
 @pytest.mark.parametrize(
     "document",
     [
-        pytest.param(DOCUMENT | {"version": 5}, id="same fields"),
-        pytest.param({"version": 5, "name": "fields that we do not know"}, id="other fields"),
+        pytest.param(DOCUMENT | {"version": 6}, id="same fields"),
+        pytest.param({"version": 6, "name": "fields that we do not know"}, id="other fields"),
     ],
 )
 def test_topic_manifest_of_a_newer_version_says_what_to_do(document):
@@ -127,7 +169,7 @@ def test_topic_manifest_of_a_newer_version_says_what_to_do(document):
     with pytest.raises(CorruptDataError) as caught:
         decode_topic_manifest(json.dumps(document).encode())
     assert str(caught.value) == (
-        "topic manifest has version 5; this release reads 1, 2, 3, 4. Upgrade tieringd on this host"
+        "topic manifest has version 6; this release reads 1, 2, 3, 4, 5. Upgrade tieringd on this host"
     )
 
 

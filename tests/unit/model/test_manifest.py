@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import PARTITION, WRITERS, manifests, remote, stored
-from tieringd.model.manifest import SEGMENTS_REMEMBERED, Gap, PartitionManifest, Replacement
+from tieringd.model.manifest import SEGMENTS_REMEMBERED, Gap, PartitionManifest, Replacement, Retired
 from tieringd.model.segment import CrossingTransaction
 from tieringd.model.segment_table import SegmentTable
 
@@ -221,7 +221,9 @@ def _with(base: PartitionManifest, *segments, **changes) -> PartitionManifest:
             id="inside another",
         ),
         pytest.param(
-            _with(TWO, remote(9, 29)), ["segment 9 overlaps the offsets before 10"], id="before the start"
+            _with(TWO, remote(0, 9), remote(10, 29)),
+            ["segment 0 overlaps the offsets before 10"],
+            id="before the start",
         ),
         pytest.param(
             _with(TWO, remote(20, 29), remote(10, 19)),
@@ -353,3 +355,131 @@ def test_transaction_that_crosses_nothing_breaks_a_rule(one):
     assert dataclasses.replace(TWO, crossing=(one,)).faults() == (
         f"the transaction from {one.first_offset} to {one.marker_offset} crosses no segment's end",
     )
+
+
+def test_merge_puts_one_segment_in_the_place_of_its_parts():
+    """The parts are retired, in order, and what is beside them stays."""
+    parts = [remote(0, 4), remote(5, 9), remote(10, 19), remote(20, 29)]
+    manifest = stored(parts)
+    merged = remote(5, 19, size_bytes=2048, writer_id=WRITERS[1])
+    found = manifest.merged(merged, now_ms=7)
+    assert list(found.segments) == [parts[0], merged, parts[3]]
+    assert found.retired == (Retired(SegmentTable.of(parts[1:3]), 7),)
+    assert (found.start_offset, found.next_offset, found.expired_at_ms) == (0, 30, None)
+    assert found.faults() == ()
+    assert found.forgotten(2).retired == ()
+
+
+@pytest.mark.parametrize(
+    "merged",
+    [
+        pytest.param(remote(5, 9), id="one-segment"),
+        pytest.param(remote(5, 19, size_bytes=2049), id="other-size"),
+        pytest.param(remote(6, 19, size_bytes=2048), id="begins-inside"),
+        pytest.param(remote(5, 18, size_bytes=2048), id="ends-inside"),
+        pytest.param(remote(20, 39, size_bytes=2048), id="past-the-end"),
+    ],
+)
+def test_merge_of_what_is_not_there_is_refused(merged):
+    """A merged segment is all of two or more neighbours, to the byte."""
+    manifest = stored([remote(0, 4), remote(5, 9), remote(10, 19), remote(20, 29)])
+    with pytest.raises(ValueError, match="are not what the manifest has there"):
+        manifest.merged(merged, now_ms=0)
+
+
+def test_merge_over_a_gap_is_refused():
+    """What is beside a recorded gap is not one segment."""
+    manifest = stored([remote(0, 4)]).with_gap(Gap(5, 6, "lost", 0)).appended([remote(7, 9)])
+    with pytest.raises(ValueError, match="are not what the manifest has there"):
+        manifest.merged(remote(0, 9, size_bytes=2048), now_ms=0)
+
+
+def test_merge_forgets_the_transactions_that_cross_no_end_any_more():
+    """One that begins before the merged segment, or ends after it, is still remembered."""
+    inside, ends, begins, around = (
+        CrossingTransaction(1, 6, 12, 0),
+        CrossingTransaction(2, 3, 13, 0),
+        CrossingTransaction(3, 7, 20, 0),
+        CrossingTransaction(4, 2, 40, 0),
+    )
+    manifest = stored([remote(0, 4), remote(5, 9), remote(10, 19), remote(20, 29)])
+    manifest = manifest.appended((), crossing=[inside, ends, begins, around])
+    found = manifest.merged(remote(5, 19, size_bytes=2048), now_ms=0)
+    assert set(found.crossing) == {ends, begins, around}
+
+
+@pytest.mark.parametrize(("trims_to", "expected"), [(0, 10), (5, 10), (20, 20), (30, 30), (99, 30)])
+def test_hint_is_a_record_of_the_trim_that_follows(trims_to, expected):
+    """As far as there is something to trim by it; a lower hint forgets no trim."""
+    found = TWO.with_hint(25, trims_to=trims_to)
+    assert (found.allowed_local_start_offset, found.trimmed_offset) == (25, expected)
+    assert found.with_hint(0).trimmed_offset == expected
+
+
+def test_archive_begun_anew_forgets_no_trim():
+    """What was below its start may have been trimmed as expired, which needs no record."""
+    emptied = TWO.expired(2, now_ms=1)
+    assert emptied.trimmed_offset == 10
+    assert emptied.cut_back(4, leader_epoch=1, now_ms=2).trimmed_offset == 30
+    assert TWO.cut_back(20, leader_epoch=1, now_ms=2).trimmed_offset == 10
+
+
+def test_archive_that_begins_inside_its_first_segment_goes_on():
+    """It expires, is merged and is cut as any other, and an offset of another segment is refused."""
+    inside = TWO.starting_inside(TWO.segments[0], 15, now_ms=7)
+    assert (inside.start_offset, inside.live_base, inside.expired_at_ms) == (15, 10, 7)
+    assert inside.faults() == inside.expired(1, now_ms=8).faults() == ()
+    assert inside.expired(1, now_ms=8).start_offset == 20
+    merged = inside.merged(remote(10, 29, size_bytes=2048), now_ms=8)
+    assert (merged.start_offset, merged.faults()) == (15, ())
+    for cut in (10, 15, 20):
+        assert inside.cut_back(cut, leader_epoch=1, now_ms=8).faults() == ()
+    for segment, offset in ((0, 10), (0, 15), (0, 20), (1, 25)):
+        with pytest.raises(ValueError, match=f"cannot begin at {offset}"):
+            inside.starting_inside(TWO.segments[segment], offset, now_ms=9)
+
+
+def test_compacted_segments_take_the_place_of_their_originals():
+    """What was there is retired, in order, what is beside it stays, and more or fewer may follow."""
+    parts = [remote(0, 4), remote(5, 9), remote(10, 19), remote(20, 29)]
+    one = remote(5, 19, size_bytes=2047)
+    found = stored(parts).compacted([one], now_ms=7)
+    assert list(found.segments) == [parts[0], one, parts[3]]
+    assert found.retired == (Retired(SegmentTable.of(parts[1:3]), 7),)
+    two = [remote(5, 7, size_bytes=3), remote(8, 19, size_bytes=0)]
+    again = found.compacted(two, now_ms=8)
+    assert list(again.segments) == [parts[0], *two, parts[3]]
+    assert again.retired == (*found.retired, Retired(SegmentTable.of([one]), 8))
+    assert (again.start_offset, again.next_offset, again.faults()) == (0, 30, ())
+
+
+def test_compacted_segment_that_was_retired_before_is_refused():
+    """Its objects are about to be deleted, under the name that it would have."""
+    first = remote(0, 9)
+    second = remote(0, 9, size_bytes=7)
+    manifest = stored([first]).compacted([second], now_ms=1)
+    with pytest.raises(ValueError, match="cannot be replaced by compacted segments"):
+        manifest.compacted([first], now_ms=2)
+    assert manifest.forgotten(1).compacted([first], now_ms=3).segments[0] == first
+
+
+def test_compaction_over_a_gap_is_refused():
+    """A gap stays recorded: nobody knows what was there."""
+    manifest = stored([remote(0, 4)]).with_gap(Gap(5, 6, "lost", 0)).appended([remote(7, 9)])
+    with pytest.raises(ValueError, match="cannot be replaced by compacted segments"):
+        manifest.compacted([remote(0, 9, size_bytes=1)], now_ms=0)
+
+
+def test_compaction_knows_the_transactions_over_the_new_ends():
+    """What is inside of a new segment is forgotten; what crosses an end, old or new, is remembered once."""
+    inside, ends, crosses_anew = (
+        CrossingTransaction(1, 6, 12, 0),
+        CrossingTransaction(2, 3, 13, 0),
+        CrossingTransaction(3, 11, 17, 0),
+    )
+    manifest = stored([remote(0, 4), remote(5, 9), remote(10, 19), remote(20, 29)])
+    manifest = manifest.appended((), crossing=[inside, ends])
+    new = [remote(5, 14, size_bytes=9), remote(15, 19, size_bytes=9)]
+    found = manifest.compacted(new, now_ms=0, crossing=[crosses_anew])
+    assert found.crossing == (ends, crosses_anew)
+    assert manifest.compacted(new, now_ms=0, crossing=[CrossingTransaction(2, 8, 13, 0)]).crossing == (ends,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -40,6 +42,7 @@ class ManifestMachine(RuleBasedStateMachine):
         self.claim = ("", -1, 0, 0)
         self.retired: list[tuple[RemoteSegment, int]] = []
         self.expired_at_ms: int | None = None
+        self.compactions = 0
 
     def _note(self, entry: RemoteSegment | Gap) -> None:
         for offset in range(entry.base_offset, entry.last_offset + 1):
@@ -98,6 +101,103 @@ class ManifestMachine(RuleBasedStateMachine):
         self.gaps = [one for one in self.gaps if one.base_offset >= self.start_offset]
         self.holders = {offset: one for offset, one in self.holders.items() if offset >= self.start_offset}
         self.expired_at_ms = now_ms
+
+    @rule(data=st.data(), now_ms=st.integers(0, 9))
+    def merge(self, data: st.DataObject, now_ms: int) -> None:
+        starts = [
+            row
+            for row, (one, other) in enumerate(pairwise(self.segments))
+            if one.next_offset == other.base_offset
+        ]
+        if not starts:
+            return
+        first = data.draw(st.sampled_from(starts))
+        last = first + 2
+        while last < len(self.segments) and data.draw(st.booleans()):
+            if self.segments[last - 1].next_offset != self.segments[last].base_offset:
+                break
+            last += 1
+        parts = self.segments[first:last]
+        drawn = data.draw(remote_segments(parts[0].base_offset, max_length=1))
+        merged = replace(
+            drawn,
+            last_offset=parts[-1].last_offset,
+            size_bytes=sum(part.size_bytes for part in parts),
+        )
+        if merged.size_bytes >= 2**63:
+            return
+        self.manifest = self.manifest.merged(merged, now_ms=now_ms)
+        self.retired += [(part, now_ms) for part in parts]
+        self.segments[first:last] = [merged]
+        self.holders |= dict.fromkeys(range(merged.base_offset, merged.next_offset), merged)
+
+    @rule(data=st.data(), change=st.sampled_from(["shorter", "longer", "smaller", "alone"]))
+    def refuse_to_merge_what_is_not_there(self, data: st.DataObject, change: str) -> None:
+        if not self.segments:
+            return
+        first = data.draw(st.integers(0, len(self.segments) - 1))
+        parts = self.segments[first : first + 2]
+        size_bytes = sum(part.size_bytes for part in parts)
+        merged = replace(parts[0], last_offset=parts[-1].last_offset, size_bytes=size_bytes)
+        match change:
+            case "shorter":
+                merged = replace(merged, last_offset=merged.last_offset - 1)
+            case "longer":
+                merged = replace(merged, last_offset=merged.last_offset + 1)
+            case "smaller":
+                merged = replace(merged, size_bytes=size_bytes + 1)
+            case "alone":
+                merged = parts[0]
+        with pytest.raises(ValueError, match="are not what the manifest has there"):
+            self.manifest.merged(merged, now_ms=0)
+
+    @rule(data=st.data(), now_ms=st.integers(0, 9))
+    def compact(self, data: st.DataObject, now_ms: int) -> None:
+        if not self.segments:
+            return
+        first = data.draw(st.integers(0, len(self.segments) - 1))
+        last = first + 1
+        while last < len(self.segments) and data.draw(st.booleans()):
+            if self.segments[last - 1].next_offset != self.segments[last].base_offset:
+                break
+            last += 1
+        parts = self.segments[first:last]
+        begin, end = parts[0].base_offset, parts[-1].next_offset
+        cuts = data.draw(st.lists(st.integers(begin, end - 1), unique=True, max_size=3).map(sorted))
+        bounds = [begin, *(cut for cut in cuts if cut > begin), end]
+        self.compactions += 1
+        new = [
+            replace(
+                parts[0],
+                base_offset=base,
+                last_offset=next_offset - 1,
+                uploaded_at_ms=2**62 + self.compactions,
+            )
+            for base, next_offset in pairwise(bounds)
+        ]
+        self.manifest = self.manifest.compacted(new, now_ms=now_ms)
+        self.retired += [(part, now_ms) for part in parts]
+        self.segments[first:last] = new
+        for one in new:
+            self.holders |= dict.fromkeys(range(one.base_offset, one.next_offset), one)
+
+    @rule(data=st.data(), change=st.sampled_from(["shorter", "longer", "later", "the same"]))
+    def refuse_to_compact_what_is_not_there(self, data: st.DataObject, change: str) -> None:
+        if not self.segments:
+            return
+        part = data.draw(st.sampled_from(self.segments))
+        smaller = replace(part, size_bytes=max(part.size_bytes - 1, 0))
+        match change:
+            case "shorter":
+                smaller = replace(smaller, last_offset=part.last_offset - 1)
+            case "longer":
+                smaller = replace(smaller, last_offset=self.next_offset)
+            case "later":
+                smaller = replace(smaller, base_offset=part.base_offset + 1)
+            case "the same":
+                smaller = part
+        with pytest.raises(ValueError, match="cannot be replaced by compacted segments"):
+            self.manifest.compacted([smaller], now_ms=0)
 
     @rule(count=st.integers(0, 9))
     def forget(self, count: int) -> None:

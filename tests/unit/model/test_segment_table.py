@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.model.values import WRITERS, remote, remote_segments
+from tests.unit.model.values import TIME_MS, WRITERS, remote, remote_segments
+from tieringd.model import segment_table
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 
 MILLION = 1_000_000
@@ -205,11 +206,94 @@ def test_table_is_not_hashable_and_says_its_size():
     assert repr(SegmentTable.of(FOUR)) == "SegmentTable(4 segments)"
 
 
+@given(tables(), st.data())
+def test_table_agrees_with_a_list_however_it_is_cut_and_joined(segments, data):
+    """Blocks of any lengths, shared and cut, hold the same rows as a plain list."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_table, "BLOCK_ROWS", data.draw(st.integers(1, 4)))
+        table, expected = SegmentTable.of(segments), list(segments)
+        for _ in range(data.draw(st.integers(0, 6))):
+            rows = data.draw(st.integers(0, len(expected) + 1))
+            if data.draw(st.booleans()):
+                head, tail = table.head(rows), table.without_head(rows)
+                assert (list(head), list(tail)) == (expected[:rows], expected[rows:])
+                table = SegmentTable.joined([head, tail])
+            elif data.draw(st.booleans()):
+                table, expected = table.without_head(rows), expected[rows:]
+            else:
+                table = table.head(rows).appended(expected[rows:])
+        assert list(table) == expected
+        assert [table[row] for row in range(len(expected))] == expected
+        assert table == SegmentTable.of(expected)
+        for name in COLUMNS:
+            assert list(table.column(name)) == [getattr(one, name) for one in expected]
+        offset = data.draw(st.integers(-1, 100))
+        later = [row for row, one in enumerate(expected) if one.last_offset >= offset]
+        assert table.row_at_or_after(offset) == (later[0] if later else len(expected))
+
+
+@given(
+    st.lists(st.integers(-1, 9), max_size=30),
+    st.integers(-2, 10),
+    st.integers(1, 5),
+)
+def test_table_finds_times_that_do_not_ascend(times, wanted, block_rows):
+    """Every row with a record as late as that is found, ascending, wherever the newest one lies."""
+    rows = [remote(row, row, base_timestamp_ms=-1, max_timestamp_ms=time) for row, time in enumerate(times)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(segment_table, "BLOCK_ROWS", block_rows)
+        table = SegmentTable.of(rows)
+    assert list(table.rows_reaching(wanted)) == [row for row, time in enumerate(times) if time >= wanted]
+    assert table.latest_timestamp_ms == max(times, default=None)
+
+
+def test_table_numbers_the_writers_of_a_joined_one_anew():
+    """Rows go on meaning their writers, although the other table counted them otherwise."""
+    joined = SegmentTable.joined([SegmentTable.of(FOUR[1:3]), SegmentTable.of(FOUR[3:])])
+    assert joined.writers == ("b", "a", "c")
+    assert list(joined) == list(FOUR[1:])
+    assert SegmentTable.joined([]) == SegmentTable.of()
+
+
+def test_table_shares_its_full_blocks_with_what_is_made_of_it():
+    """One more row packs the last block anew, and no other."""
+    rows = [remote(number, number) for number in range(2 * segment_table.BLOCK_ROWS + 1)]
+    table = SegmentTable.of(rows)
+    longer = table.appended([remote(len(rows), len(rows))])
+    assert [one is other for one, other in zip(table.blocks, longer.blocks, strict=True)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_table_has_no_row_outside():
+    """Rows count from either end, and nothing lies past the ends."""
+    table = SegmentTable.of(FOUR)
+    assert table[-1] == FOUR[-1]
+    for row in (4, -5):
+        with pytest.raises(IndexError, match="there is no row"):
+            table[row]
+
+
 def test_million_segments_take_tens_of_megabytes():
-    """A table of a million rows stays under 80 bytes a row, and finds offsets at both ends."""
+    """A million ordinary rows take less than 64 bytes each, and both ends are found."""
+    scattered = [number * 2_654_435_761 % 2**32 for number in range(MILLION)]
     lasts = array("q", range(99, 100 * MILLION, 100))
-    columns = {name: array("q", [7]) * MILLION for name in COLUMNS}
-    columns |= {"base_offset": array("q", range(0, 100 * MILLION, 100)), "last_offset": lasts}
+    times = array("q", (TIME_MS + 60_000 * row + one % 50_000 for row, one in enumerate(scattered)))
+    columns = {
+        "base_offset": array("q", range(0, 100 * MILLION, 100)),
+        "last_offset": lasts,
+        "size_bytes": array("q", (10**8 + one % 10**6 for one in scattered)),
+        "crc32c": array("I", scattered),
+        "base_timestamp_ms": array("q", (time - 70_000 for time in times)),
+        "max_timestamp_ms": times,
+        "leader_epoch": array("i", (row // 1000 for row in range(MILLION))),
+        "uploaded_at_ms": array("q", (time + one % 5000 for time, one in zip(times, scattered, strict=True))),
+        "index_size_bytes": array("I", (4000 + one % 500 for one in scattered)),
+        "broker_timestamp_ms": array("q", [-1]) * MILLION,
+        "index_crc32c": array("q", reversed(scattered)),
+    }
     numbers = array("H", [0, 1] * (MILLION // 2))
     tracemalloc.start()
     try:
@@ -219,7 +303,8 @@ def test_million_segments_take_tens_of_megabytes():
         tracemalloc.stop()
 
     assert len(table) == MILLION
-    assert 20 * MILLION < held_bytes < 80 * MILLION
+    assert 20 * MILLION < held_bytes < 64 * MILLION
     assert table.covering(0) == table[0]
     assert table.covering(lasts[-1]).writer_id == WRITERS[1]
     assert table.covering(lasts[-1] + 1) is None
+    assert next(table.rows_reaching(times[-1])) == MILLION - 1

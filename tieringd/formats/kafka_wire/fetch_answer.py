@@ -16,7 +16,7 @@ from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import uvarint
 from tieringd.formats.kafka_wire.fetch_request import FIRST_RACK, FIRST_SESSIONS
 from tieringd.formats.kafka_wire.fetch_walk import FIRST_LOG_START
-from tieringd.formats.kafka_wire.pieces import Piece, piece_bytes
+from tieringd.formats.kafka_wire.pieces import Piece, size_of
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api, is_flexible
 
 if TYPE_CHECKING:
@@ -31,6 +31,9 @@ _INT64: Final = struct.Struct(">q")
 _ABORTED: Final = struct.Struct(">qq")
 _INT16: Final = struct.Struct(">h")
 _ERROR_AND_SESSION: Final = struct.Struct(">hi")
+_ADDRESSED_BYTES: Final = 8
+"""Size and correlation id, with which every response begins."""
+_SMALL_BYTES: Final = 4096
 _NOT_THROTTLED: Final = bytes(4)
 _NO_REPLICA: Final = struct.pack(">i", -1)
 _NO_TAGS: Final = b"\x00"
@@ -73,13 +76,20 @@ def rebuilt(
     at = SIZE_BYTES
     for partition, replacement in replaced:
         assert at <= partition.begin < partition.end, "the walk is not over, or the order is another"
-        pieces += [response[at : partition.begin], *_partition(partition.index, version, replacement)]
+        pieces += [_kept(response[at : partition.begin]), *_partition(partition.index, version, replacement)]
         at = partition.end
-    pieces.append(response[at:])
-    size = sum(piece_bytes(piece) for piece in pieces)
+    pieces.append(_kept(response[at:]))
+    size = size_of(pieces)
     if size > _MAX_SIZE:
         raise ProtocolViolation(f"a Fetch response of {size} bytes")
-    return RebuiltResponse((_SIZE.pack(size), *pieces), SIZE_BYTES + size)
+    return RebuiltResponse(tuple(_joined([_SIZE.pack(size), *pieces])), SIZE_BYTES + size)
+
+
+def readdressed(pieces: tuple[Piece, ...], correlation_id: int) -> tuple[Piece, ...]:
+    """Return a whole response, whose first piece is bytes of ours, as the answer to another request."""
+    first, *rest = pieces
+    assert isinstance(first, bytes), "a response begins with its size"
+    return (first[:SIZE_BYTES] + _SIZE.pack(correlation_id) + first[_ADDRESSED_BYTES:], *rest)
 
 
 def composed(
@@ -105,8 +115,13 @@ def composed(
             pieces += _partition(index, version, answer)
         pieces += [_NO_TAGS] if compact else []
     pieces += [_NO_TAGS] if compact else []
-    size = sum(piece_bytes(piece) for piece in pieces)
-    return RebuiltResponse((_SIZE.pack(size), *_joined(pieces)), SIZE_BYTES + size)
+    size = size_of(pieces)
+    return RebuiltResponse(tuple(_joined([_SIZE.pack(size), *pieces])), SIZE_BYTES + size)
+
+
+def _kept(part: memoryview) -> Piece:
+    """Return a part of a broker's response: small ones may be joined, and records are not copied."""
+    return bytes(part) if len(part) < _SMALL_BYTES else part
 
 
 def _topic(topic: str | UUID, *, compact: bool) -> bytes:
@@ -131,7 +146,7 @@ def _joined(pieces: Iterable[Piece]) -> Iterable[Piece]:
 
 def _partition(index: int, version: int, new: Replacement) -> Iterable[Piece]:
     compact = is_flexible(Api.FETCH, version)
-    size = sum(piece_bytes(piece) for piece in new.records)
+    size = size_of(new.records)
     head = [_HEAD.pack(index, new.error_code, new.high_watermark, new.last_stable_offset)]
     if version >= FIRST_LOG_START:
         head.append(_INT64.pack(new.log_start_offset))

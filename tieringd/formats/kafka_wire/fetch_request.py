@@ -17,6 +17,7 @@ from tieringd.formats.kafka_wire.cursor import Cursor
 from tieringd.formats.kafka_wire.request_header import RequestHead, is_flexible, request_body
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from uuid import UUID
 
 FIRST_SESSIONS: Final = 7
@@ -33,6 +34,7 @@ _REPLICA_TAG_FIELD: Final = b"\x01\x0d"
 _REPLICA_TAG_BYTES: Final = 15
 """Of the tag, its size, the replica's id and epoch, and an empty section of tagged fields."""
 _INT32: Final = struct.Struct(">i")
+_INT64: Final = struct.Struct(">q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,21 +151,51 @@ _LAYOUTS: Final = {version: _partition_layout(version) for version in range(4, 1
 
 def _partitions(cursor: Cursor, version: int) -> AskedFetch:
     """Read from the beginning of the body to the end of the topics."""
-    compact = is_flexible(1, version)
+    max_wait_ms, min_bytes, max_bytes, isolation = _skip_to_topics(cursor, version)
+    asked = {key: partition for key, _, partition in _each_partition(cursor, version)}
+    if isolation not in {0, 1}:
+        raise ProtocolViolation(f"a Fetch request has isolation level {isolation}")
+    return AskedFetch(max_wait_ms, min_bytes, max_bytes, isolation == 1, asked)
+
+
+def _skip_to_topics(cursor: Cursor, version: int) -> tuple[int, int, int, int]:
+    """Read what comes before the topics; return the values of `_LIMITS`."""
     cursor.skip(0 if version >= FIRST_REPLICA_TAG else 4)
     max_wait_ms, min_bytes, max_bytes, isolation = cursor.fixed(_LIMITS)
     cursor.skip(_SESSION.size if version >= FIRST_SESSIONS else 0)
-    asked: dict[tuple[str | UUID, int], AskedPartition] = {}
+    return max_wait_ms, min_bytes, max_bytes, isolation
+
+
+def _each_partition(
+    cursor: Cursor, version: int
+) -> Iterator[tuple[tuple[str | UUID, int], int, AskedPartition]]:
+    """Read the topics, and yield of each partition also where its fields begin."""
+    compact = is_flexible(1, version)
     layout = _LAYOUTS[version]
     for _ in range(cursor.length(compact=compact)):
         topic = cursor.topic(by_id=version >= FIRST_TOPIC_IDS, compact=compact)
         for _ in range(cursor.length(compact=compact)):
+            begin = cursor.at
             index, *epoch, offset, partition_bytes = cursor.fixed(layout)
             if compact:
                 cursor.skip_tags()
-            asked[topic, index] = AskedPartition(offset, partition_bytes, *epoch)
+            yield (topic, index), begin, AskedPartition(offset, partition_bytes, *epoch)
         if compact:
             cursor.skip_tags()
-    if isolation not in {0, 1}:
-        raise ProtocolViolation(f"a Fetch request has isolation level {isolation}")
-    return AskedFetch(max_wait_ms, min_bytes, max_bytes, isolation == 1, asked)
+
+
+def with_offsets(view: memoryview, head: RequestHead, offsets: Mapping[tuple[str | UUID, int], int]) -> bytes:
+    """
+    Return *view*, a whole Fetch request with its size, with other offsets for the partitions of *offsets*.
+
+    Raises:
+        ProtocolViolation: It is no Fetch request of this version.
+    """
+    changed = bytearray(view)
+    cursor = Cursor(view, request_body(view, head))
+    _skip_to_topics(cursor, head.version)
+    before_offset = 8 if head.version >= FIRST_EPOCHS else 4
+    for key, begin, _ in _each_partition(cursor, head.version):
+        if key in offsets:
+            _INT64.pack_into(changed, begin + before_offset, offsets[key])
+    return bytes(changed)

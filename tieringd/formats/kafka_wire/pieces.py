@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,11 @@ class FileSlice:
 
 
 Piece = bytes | memoryview | FileSlice
+
+
+def size_of(pieces: Iterable[Piece]) -> int:
+    """Return the size of several pieces."""
+    return sum(piece_bytes(piece) for piece in pieces)
 
 
 def piece_bytes(piece: Piece) -> int:

@@ -16,6 +16,7 @@ from tieringd.formats.kafka_wire.fetch_request import (
     limit_bytes,
     remove_session,
     session_of,
+    with_offsets,
 )
 from tieringd.formats.kafka_wire.request_header import RequestHead
 
@@ -126,6 +127,25 @@ def test_limit_lowers_the_maximum_and_nothing_else(drawn, data):
     limited = read_request(frame, 1, version)
     assert limited.max_bytes == min(request.max_bytes, 1 << 20)
     assert without_limit(limited) == without_limit(request)
+
+
+@given(drawn_requests(), st.data())
+def test_offsets_are_changed_and_nothing_else(drawn, data):
+    """Of those partitions that are named, in every version; the request that was given stays."""
+    _, _, request = drawn
+    frame, head = framed(request, data)
+    before = bytes(frame)
+    asked = asked_of(memoryview(frame), head)
+    named = data.draw(st.sets(st.sampled_from(sorted(asked.partitions, key=str)))) if asked.partitions else ()
+    offsets = {key: data.draw(st.integers(0, 2**63 - 1)) for key in named}
+    changed = with_offsets(memoryview(frame), head, offsets)
+    assert bytes(frame) == before
+    there = asked_of(memoryview(changed), head).partitions
+    assert {key: one.fetch_offset for key, one in there.items()} == {
+        key: offsets.get(key, one.fetch_offset) for key, one in asked.partitions.items()
+    }
+    back = {key: one.fetch_offset for key, one in asked.partitions.items()}
+    assert with_offsets(memoryview(changed), head, back) == before
 
 
 def test_rack_that_looks_like_a_replica_is_a_consumers():

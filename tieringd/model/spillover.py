@@ -1,0 +1,154 @@
+"""
+Spillover manifests: the oldest part of a partition's history, out of the way of every commit.
+
+Plain values. A spillover manifest never changes, and its name says what it holds and is made of its
+own checksum: the same content has the same name, whoever stores it. Each names the one before it, and
+the live manifest names the newest, so what belongs to an archive is decided there and never by what
+happens to lie in the bucket. How a manifest gives and takes such parts is in `model.spilling`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from tieringd.model.segment import NO_TIMESTAMP
+
+if TYPE_CHECKING:
+    from tieringd.model.manifest import Gap
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment_table import SegmentTable
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SpilloverName:
+    """What the key of a spillover manifest says of it."""
+
+    base_offset: int
+    last_offset: int
+    base_timestamp_ms: int
+    """The smallest of its segments' base timestamps; 0 where none has a time."""
+    max_timestamp_ms: int
+    """The largest of their maximum timestamps, likewise."""
+    crc32c: int
+    """Of the whole document."""
+
+    @property
+    def next_offset(self) -> int:
+        """Return the first offset after it."""
+        return self.last_offset + 1
+
+
+@dataclass(frozen=True, slots=True)
+class SpilloverManifest:
+    """One part of a partition's history: segments and gaps without a hole between them."""
+
+    partition: TopicIdPartition
+    base_offset: int
+    next_offset: int
+    segments: SegmentTable
+    gaps: tuple[Gap, ...]
+    previous: SpilloverName | None
+    """The part that ends where this one begins; None where there was none when this one was made."""
+
+    def name(self, crc32c: int) -> SpilloverName:
+        """Return the name of this part, given the checksum of its document."""
+        times = [time for time in self.segments.column("base_timestamp_ms") if time != NO_TIMESTAMP]
+        latest = self.segments.latest_timestamp_ms
+        return SpilloverName(
+            self.base_offset, self.next_offset - 1, min(times, default=0), max(latest or 0, 0), crc32c
+        )
+
+    def faults(self) -> tuple[str, ...]:
+        """Return what is wrong with it, in words; empty for a sound one."""
+        found = list(span_faults(self.segments, self.gaps, begin=self.base_offset, end=self.next_offset))
+        if not self.segments:
+            found.append("it holds no segment")
+        if self.previous is not None and self.previous.next_offset != self.base_offset:
+            found.append(
+                f"it begins at {self.base_offset}, and follows one up to {self.previous.last_offset}"
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredSpillover:
+    """That total retention let go of all spilled segments before *next_offset*, and when."""
+
+    next_offset: int
+    retired_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spillover:
+    """What a live manifest says of the parts that are spilled."""
+
+    begin_offset: int
+    """All spilled objects below have been deleted; parts that end before it as well, or will be."""
+    newest: SpilloverName
+    segments: int
+    """How many are spilled and still held."""
+    size_bytes: int
+    """Of their data objects."""
+    gap_offsets: int = 0
+    """How many offsets are in recorded gaps there, from the archive's start on."""
+    retired: tuple[ExpiredSpillover, ...] = ()
+    """Ascending: what is not held any more, and whose objects are still in the store."""
+
+    @property
+    def next_offset(self) -> int:
+        """Return the first offset that is not spilled."""
+        return self.newest.next_offset
+
+    def expired(self, gone: SegmentTable, mark: ExpiredSpillover, *, gap_offsets: int) -> Spillover:
+        """Return it without the segments in *gone* and the gaps among them, which *mark* lets go of."""
+        return replace(
+            self,
+            segments=self.segments - len(gone),
+            size_bytes=self.size_bytes - gone.total_bytes,
+            gap_offsets=self.gap_offsets - gap_offsets,
+            retired=(*self.retired, mark),
+        )
+
+    def faults(self, *, start_offset: int) -> tuple[str, ...]:
+        """Return what is wrong with it in a manifest that begins at *start_offset*, in words."""
+        found = []
+        if min(self.segments, self.size_bytes, self.gap_offsets) < 0:
+            found.append("fewer than no segments or offsets are spilled")
+        if self.segments and not self.begin_offset <= start_offset < self.next_offset:
+            found.append(f"the archive begins at {start_offset}, and its spilled part elsewhere")
+        if not self.segments and not self.retired:
+            found.append("nothing of the spilled part is held, and nothing is left to be deleted")
+        marks = [self.begin_offset, *(one.next_offset for one in self.retired), self.next_offset + 1]
+        if any(later <= mark for mark, later in pairwise(marks)):
+            found.append("what expired of the spilled part is out of order")
+        if self.segments and self.retired and self.retired[-1].next_offset > start_offset:
+            found.append(f"the spilled part expired up to {self.retired[-1].next_offset} already")
+        return tuple(found)
+
+
+def span_faults(segments: SegmentTable, gaps: tuple[Gap, ...], *, begin: int, end: int) -> tuple[str, ...]:
+    """Return where segments and gaps do not fill the offsets from *begin* to *end* exactly, in words."""
+    bases, lasts = segments.column("base_offset"), segments.column("last_offset")
+    found = [
+        f"segment {later} follows segment {base}, out of order"
+        for base, later in pairwise(bases)
+        if later <= base
+    ]
+    spans = [(base, last, "segment") for base, last in zip(bases, lasts, strict=True)]
+    spans += [(gap.base_offset, gap.last_offset, "gap") for gap in gaps]
+    if gaps or found:
+        spans.sort()
+    expected = begin
+    for base_offset, last_offset, kind in spans:
+        if last_offset < base_offset:
+            found.append(f"{kind} {base_offset} ends before it begins, at {last_offset}")
+        if base_offset > expected:
+            found.append(f"offsets {expected} to {base_offset - 1} are neither stored nor a recorded gap")
+        if base_offset < expected:
+            found.append(f"{kind} {base_offset} overlaps the offsets before {expected}")
+        expected = max(expected, last_offset + 1)
+    if expected != end:
+        found.append(f"next_offset is {end}, but the last entry ends before {expected}")
+    return tuple(found)
