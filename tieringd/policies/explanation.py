@@ -15,6 +15,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from tieringd.policies.compacted_reupload import plan_reuploads
 from tieringd.policies.durability import why_not_durable
 from tieringd.policies.explanation_terms import Explanation, Place, SegmentExplanation, State, TopicFacts
 from tieringd.policies.limit_wording import Kept, kept_in_total, kept_locally, span
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import Gap, PartitionManifest
     from tieringd.model.partition import LogBounds
     from tieringd.model.segment import LocalSegment, RemoteSegment
+    from tieringd.policies.compacted_reupload import ReuploadPlan
     from tieringd.policies.local_retention import TrimPlan
     from tieringd.policies.trim_target import TrimTarget
     from tieringd.policies.upload import MissingRange, UploadPlan
@@ -92,6 +94,10 @@ class _Known:
                 limits=UploadLimits(segments_per_step=len(log.segments)),
                 is_overdue=now_ms >= self.upload_due_ms,
             )
+        self.reuploads: ReuploadPlan | None = None
+        if bounds is not None and facts.reuploads_compacted and not facts.idle_because:
+            is_trimmed = not facts.hint_shape.never_trimmed_because
+            self.reuploads = plan_reuploads(log, manifest, bounds, is_trimmed=is_trimmed)
         self.never_trimmed = facts.hint_shape.never_trimmed_because
         self.target, self.trim = self._plan_trim()
         self.expiry = plan_total_retention(
@@ -198,8 +204,18 @@ class _Known:
             if gap.base_offset < segment.next_offset and gap.next_offset > segment.base_offset:
                 return f"nothing uploads it: a gap is recorded there ({gap.reason})"
         if self.facts.hint_shape.is_compacted:
-            return "nothing uploads it again: compaction rewrote it after it was uploaded"
+            return self._reupload_of(segment)
         return "nothing by itself: it is never trimmed; compare with `tieringd archive verify --deep`"
+
+    def _reupload_of(self, segment: LocalSegment) -> str:
+        """Say whether what compaction left of a segment goes into the archive."""
+        if self.reuploads is None:
+            because = self.facts.idle_because or "cloud_storage_enable_compacted_topic_reupload is off"
+            return f"nothing uploads it again, although compaction rewrote it: {because}"
+        if any(segment in one.segments for one in self.reuploads.reuploads):
+            return "compaction rewrote it: housekeeping puts it in the place of what is archived"
+        reasons = {one.base_offset: one.reason for one in self.reuploads.passed}
+        return f"housekeeping leaves the archive as it is: {reasons[segment.base_offset]}"
 
     def _trim_of(
         self, segment: LocalSegment, pieces: Sequence[RemoteSegment], following_bytes: int
@@ -252,12 +268,16 @@ class _Known:
             left_bytes -= piece.size_bytes
 
     def retired(self) -> Iterator[SegmentExplanation]:
-        """Explain what total retention has let go of, and whose objects are still there."""
+        """
+        Explain what total retention has let go of, and whose objects are still there.
+
+        What a merge or compaction replaced is still held: the segment in its place tells of it.
+        """
         for one in self.manifest.retired:
             due_ms = one.retired_at_ms + self.facts.delete_delay_ms
             left = f"in {span(due_ms - self.now_ms)}" if due_ms > self.now_ms else "with the next rounds"
             for piece in one.segments:
-                if self._is_on_disk(piece):
+                if self._is_on_disk(piece) or self.manifest.segments.covering(piece.base_offset):
                     continue
                 yield SegmentExplanation(
                     base_offset=piece.base_offset,

@@ -62,6 +62,8 @@ class TopicFacts:
     delete_delay_ms: int = 0
     """For so long objects stay after their segment has left the archive."""
     is_compact_only: bool = False
+    reuploads_compacted: bool = False
+    """Whether what compaction leaves of a segment takes the place of what was archived of it."""
     idle_because: str = ""
     """Why nothing is uploaded or trimmed from here at all, as `why_idle` says."""
     upload_interval_ms: int | None = None

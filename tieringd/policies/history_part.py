@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from tieringd.model.manifest import Gap
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tieringd.model.manifest import PartitionManifest
 
 GONE = "neither the old archive nor the new log has these offsets any more"
@@ -25,6 +27,8 @@ def history_part(manifest: PartitionManifest, *, end_offset: int, next_start: in
     *next_start* is where the newer archive begins now. The leader epochs are left out: they say nothing in
     another cluster. A segment that lies over the end (the old cluster has merged segments, or gone back) does
     not count, as its records past the end are none of this log: the gap begins with it.
+
+    What is spilled stays so. *end_offset* is not in it: the caller has taken back what reaches so far.
     """
     rows = manifest.segments.row_at_or_after(end_offset)
     if rows < len(manifest.segments):
@@ -43,7 +47,13 @@ def history_part(manifest: PartitionManifest, *, end_offset: int, next_start: in
         epochs=(),
         retired=(),
         crossing=(),
+        spillover=manifest.spillover if manifest.start_offset < end_offset else None,
     )
     if part.next_offset < next_start:
         part = part.with_gap(Gap(part.next_offset, next_start - 1, GONE, 0))
     return part
+
+
+def part_holding(parts: Iterable[PartitionManifest], offset: int) -> PartitionManifest | None:
+    """Return the one of some archives that has *offset*, be it a gap; None where none has."""
+    return next((part for part in parts if part.start_offset <= offset < part.next_offset), None)

@@ -112,6 +112,8 @@ class HintPlan:
     After a publish that failed the old memory stays, and so the next plan is this one again.
     """
     because: str
+    trims_to: int = 0
+    """Where the trim that follows ends; 0 where there is nothing to trim."""
 
 
 def plan_hint(
@@ -150,6 +152,7 @@ def plan_hint(
         is_change=offset != stored,
         memory=HintMemory(shape, evaluated_at_ms=now_ms),
         because=f"{because}; {found.kept_because}",
+        trims_to=found.start_offset if found.candidates else 0,
     )
 
 

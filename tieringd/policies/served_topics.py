@@ -2,14 +2,17 @@
 Which of a bucket's topics are served under their names, when there is no broker to say so.
 
 A name can stand for several topics: incarnations of one that was deleted and created again, and
-topics of other clusters. Of incarnations the newest is meant. Between clusters nobody can know, so
-an operator chooses; a cluster that shows up later takes no name away from one that has it.
+topics of other clusters. Of incarnations the newest is meant that is not purged. Between clusters
+nobody can know, so an operator chooses; a cluster that shows up later takes no name away from one that
+has it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -38,7 +41,8 @@ def choose_topics(
     newest: dict[str, dict[str, TopicManifest]] = {}
     for manifest in found:
         key = manifest.key
-        if manifest.partition_count and cluster in {None, key.cluster}:
+        is_there = manifest.partition_count and manifest.lifecycle not in BEYOND_RETURN
+        if is_there and cluster in {None, key.cluster}:
             of_name = newest.setdefault(key.topic, {})
             known = of_name.get(key.cluster)
             if known is None or _age(known) < _age(manifest):

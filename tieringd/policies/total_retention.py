@@ -7,6 +7,9 @@ segment goes when either says so, so the larger removal wins. Size removal goes 
 is at the limit or under it. The walk goes no further than the archive: what is not durable yet is
 uploaded first, and goes later.
 
+What a user's DeleteRecords took from the broker's log (`policies.user_deletion`) goes as well, whatever the
+limits say. It may end inside a segment: that one stays, and nobody reads what is before in it.
+
 This is not local retention, which only moves data off the broker, and nothing here deletes an
 object. Whoever acts on a plan stores the new start first and deletes objects after, so that a crash
 in between leaves objects that nothing refers to, and never references to nothing.
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import LocalSegment
+    from tieringd.model.segment_table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,8 @@ class FirstLook:
 
     start_offset: int
     looked_at_ms: int
+    deleted_before: int | None = None
+    """Where it saw that a user's DeleteRecords lets the log begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,13 @@ class TotalRetentionPlan:
     size_bytes: int
     """Of their data objects."""
     kept_because: str
+    inside_offset: int | None = None
+    """Where in the first segment that stays a user lets the archive begin; None where that is its base."""
+
+    @property
+    def first_offset(self) -> int:
+        """Return the first offset that can be read from then on."""
+        return self.start_offset if self.inside_offset is None else self.inside_offset
 
 
 def plan_total_retention(
@@ -80,29 +93,42 @@ def plan_total_retention(
     log_start_offset: int,
     now_ms: int,
     up_to: int | None = None,
+    oldest: SegmentTable | None = None,
+    deleted_before: int | None = None,
 ) -> TotalRetentionPlan:
     """
     Choose the stored segments at the head of *manifest* that total retention lets go.
+
+    Of a manifest that is spilled, *oldest* are the first segments that are still held, from its start on:
+    the plan goes no further than these. *deleted_before* is the answer of `users_start`.
 
     Nothing goes that reaches past *up_to*, which is what an earlier look found. Of a topic that
     clients do not read from the archive nothing goes that the broker still has: its own retention
     comes first.
     """
-    table = manifest.segments
+    table = manifest.segments if oldest is None else oldest
     refusal = _why_nothing_goes(limits)
-    if refusal:
+    if refusal and (deleted_before is None or not limits.deletes):
         return TotalRetentionPlan(manifest.start_offset, 0, 0, refusal)
+    deleted_before = deleted_before or 0
     left_bytes = total_bytes(manifest, log, log_start_offset=log_start_offset)
     start_offset, gone_bytes = manifest.start_offset, 0
     for row, segment in enumerate(table):
-        reason = _why_kept(limits, left_bytes=left_bytes, time_ms=retention_time_ms(segment), now_ms=now_ms)
+        reason = refusal or _why_kept(
+            limits, left_bytes=left_bytes, time_ms=retention_time_ms(segment), now_ms=now_ms
+        )
+        if segment.next_offset <= deleted_before:
+            reason = ""
         if not reason and not limits.is_read_remotely and segment.next_offset > log_start_offset:
             reason = "remote read is off for the topic, and the broker's own retention has not taken it yet"
         if not reason and up_to is not None and segment.next_offset > up_to:
             reason = "it goes when the next look finds so as well"
         if reason:
             because = f"segment {segment.base_offset} stays: {reason}"
-            return TotalRetentionPlan(start_offset, row, gone_bytes, because)
+            is_cut = max(manifest.start_offset, segment.base_offset) < deleted_before <= segment.last_offset
+            return TotalRetentionPlan(
+                start_offset, row, gone_bytes, because, deleted_before if is_cut else None
+            )
         left_bytes -= segment.size_bytes
         gone_bytes += segment.size_bytes
         start_offset = segment.next_offset
@@ -120,8 +146,10 @@ def expiry_due_ms(
     """
     if first is not None:
         return first.looked_at_ms + interval_ms
-    if not manifest.segments or not limits.deletes or limits.limit_ms is None:
+    if not manifest.segment_count or not limits.deletes or limits.limit_ms is None:
         return math.inf
+    if manifest.live_offset > manifest.start_offset:
+        return -math.inf  # How old the oldest spilled segment is takes a look.
     return retention_time_ms(manifest.segments[0]) + limits.limit_ms
 
 
@@ -152,7 +180,7 @@ def total_bytes(manifest: PartitionManifest, log: LocalLog, *, log_start_offset:
     hold: its tail, and what it has in the place of a recorded gap. Local segments below the log's
     start, and those below the archive's, are on their way out and do not count.
     """
-    return manifest.segments.total_bytes + sum(
+    return manifest.size_bytes + sum(
         _only_local_bytes(segment, manifest)
         for segment in log.segments
         if segment.next_offset is None or segment.next_offset > log_start_offset

@@ -364,7 +364,18 @@ def test_gap_beside_a_segment_is_not_its_own():
     ("topic", "next_step"),
     [
         (facts(target_bytes=0), "compare with `tieringd archive verify --deep`"),
-        (facts(target_bytes=0, is_compacted=True), "compaction rewrote it after it was uploaded"),
+        (
+            facts(target_bytes=0, is_compacted=True),
+            "compaction rewrote it: cloud_storage_enable_compacted_topic_reupload is off",
+        ),
+        (
+            facts(target_bytes=0, is_compacted=True, idle_because="the topic is paused"),
+            "compaction rewrote it: the topic is paused",
+        ),
+        (
+            facts(target_bytes=0, is_compacted=True, reuploads_compacted=True),
+            "housekeeping puts it in the place of what is archived",
+        ),
     ],
 )
 def test_file_with_another_size_than_its_copy_is_unproved(topic, next_step):
@@ -373,6 +384,14 @@ def test_file_with_another_size_than_its_copy_is_unproved(topic, next_step):
     assert seen(found)[10] == (Place.PARTLY, State.UNPROVED)
     assert found[10].reason == "segment 10 has 1000 bytes on disk and 1024 in the archive"
     assert next_step in found[10].next_step
+
+
+def test_compacted_file_that_replaces_nothing_says_why():
+    """Where housekeeping leaves a compacted segment alone, the reason is the policy's."""
+    topic = facts(target_bytes=0, is_compacted=True, is_compact_only=True, reuploads_compacted=True)
+    found = explained(topic, manifest=archive(*BASES), sizes={10: 1025})
+    assert found[10].state is State.UNPROVED
+    assert "another broker had compacted it further" in found[10].next_step
 
 
 @pytest.mark.parametrize(
@@ -471,6 +490,16 @@ def test_segment_that_retention_took_is_told_until_its_objects_are_gone():
         facts(delete_delay_ms=1000), manifest=manifest, log=local_log(BASES[2:]), start=20, bases=BASES[2:]
     )
     assert due[10].next_step == "its objects are deleted with the next rounds"
+
+
+def test_parts_of_a_merged_segment_are_told_of_once():
+    """The merged segment stands for them, though their objects are still there."""
+    plain = archive(*BASES)
+    size_bytes = sum(one.size_bytes for one in plain.segments.overlapping(0, 20))
+    manifest = plain.merged(replace(plain.segments[0], last_offset=19, size_bytes=size_bytes), now_ms=NOW_MS)
+    found = explained(facts(), manifest=manifest, log=local_log(BASES[2:]), start=20, bases=BASES[2:])
+    assert seen(found)[0] == (Place.ARCHIVE, State.ARCHIVED)
+    assert (found[0].last_offset, 10 in found) == (19, False)
 
 
 @pytest.mark.parametrize(

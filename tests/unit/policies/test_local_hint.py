@@ -136,7 +136,15 @@ def test_hint_that_is_new_is_published():
         is_change=True,
         memory=HintMemory(SHAPE, TIME_MS),
         because="there is no hint yet; segment 30 is within the local retention target",
+        trims_to=30,
     )
+
+
+def test_hint_without_anything_to_trim_records_no_trim():
+    """It is where the log begins, which a user may have cut."""
+    shape = replace(SHAPE, target=LocalRetentionTarget(None, None))
+    found = plan(shape, None, stored=30, log_start_offset=7)
+    assert (found.offset, found.trims_to) == (7, 0)
 
 
 def test_first_hint_waits_until_something_may_go():

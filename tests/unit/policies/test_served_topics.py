@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TopicManifest
+from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.served_topics import choose_topics
 
 
@@ -51,3 +56,18 @@ def test_cluster_that_shows_up_later_takes_no_name_away():
 def test_topic_without_partitions_is_not_served():
     """Its manifest only says what an operator wants of it."""
     assert choose_topics([topic("east", "empty", 1, partitions=0)]).topics == {}
+
+
+@pytest.mark.parametrize(
+    ("lifecycle", "is_served"),
+    [
+        (Lifecycle.DELETED, True),
+        (Lifecycle.KEPT, True),
+        (Lifecycle.PURGING, False),
+        (Lifecycle.PURGED, False),
+    ],
+)
+def test_incarnation_that_is_purged_has_no_name(lifecycle, is_served):
+    """An older one that was kept has it then."""
+    newest = replace(NEW, lifecycle=lifecycle)
+    assert choose_topics([OLD, newest]).topics == {"orders": newest if is_served else OLD}

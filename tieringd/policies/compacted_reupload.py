@@ -1,0 +1,275 @@
+"""
+Which local segments take the place of archived ones, after the broker has compacted them.
+
+A closed segment is archived as it was when it closed. Compaction later leaves a smaller file in its place,
+or one file in the place of several. Here local and archived segments are put beside each other in the
+shortest runs that begin and end together. A run that is smaller on disk goes into the archive in the place
+of what is there: then reading the archive gives what the broker would give.
+
+Where the local log is trimmed, one that only differs goes there as well. A cleaner may rewrite batches
+without saving a byte, each broker's in its own way, and nothing is trimmed that is not what the archive has.
+
+Bounds count, and not the offsets found inside: compaction leaves holes that are no gaps. Nothing is
+replaced over a recorded gap, nothing past the last stable offset, nothing that the broker is letting go.
+What is spilled is passed over; the archiver takes back whatever the local log still holds.
+
+This decides nothing about trimming. A segment whose file is not what the archive holds is never trimmed,
+before and after this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+from tieringd.policies.local_retention import retention_time_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from tieringd.model.local_log import LocalLog
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import LogBounds
+    from tieringd.model.segment import LocalSegment, RemoteSegment
+
+RUN_SEGMENTS_MAX = 64
+"""Local segments in one run: where brokers cut their logs so differently, more is not worth one commit."""
+_NS_PER_MS = 1_000_000
+
+ACTIVE = "the broker still appends to it"
+UNSTABLE = "it ends past the last stable offset"
+LEAVING = "the log begins inside it, or after it"
+SPILLED = "what the archive has of it is spilled; the archiver takes that back first"
+NOT_COVERED = "the archive does not hold all of it"
+NOT_ALIGNED = "archived segments begin or end inside it"
+AS_LARGE = "the archive has as many bytes: compaction has not changed it since"
+LARGER = "the archive has fewer bytes: another broker had compacted it further"
+"""Not where the log is trimmed."""
+NOT_TOUCHED = "its file has not changed since it was uploaded"
+PART_IS_MISSING = "its file is as large as the first archived segments alone: the rest may be missing on disk"
+BEHIND = "closed segments are still to be uploaded: one of them may have what it was compacted for"
+FAILED = "an earlier attempt could not read it"
+
+
+RunIdentity: TypeAlias = tuple[tuple[int, int, int], ...]
+"""Of each file of a run: it changes when the bytes may have changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reupload:
+    """Local segments, and the archived ones whose place they take; both of the same offsets."""
+
+    segments: tuple[LocalSegment, ...]
+    replaced: tuple[RemoteSegment, ...]
+
+    @property
+    def base_offset(self) -> int:
+        """Return the first offset of both."""
+        return self.replaced[0].base_offset
+
+    @property
+    def next_offset(self) -> int:
+        """Return the first offset after both."""
+        return self.replaced[-1].next_offset
+
+    @property
+    def archived_bytes(self) -> int:
+        """Return the size of what is replaced."""
+        return sum(one.size_bytes for one in self.replaced)
+
+    @property
+    def identity(self) -> RunIdentity:
+        """Return what tells these local bytes from others."""
+        return tuple(one.identity for one in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A local segment that replaces nothing, and why."""
+
+    base_offset: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReuploadPlan:
+    """What to upload once more, oldest first, and what not."""
+
+    reuploads: tuple[Reupload, ...]
+    passed: tuple[PassedOver, ...]
+
+
+def plan_reuploads(
+    log: LocalLog,
+    manifest: PartitionManifest,
+    bounds: LogBounds,
+    *,
+    is_trimmed: bool = False,
+    failed: Collection[RunIdentity] = (),
+    differing: Collection[RunIdentity] = (),
+) -> ReuploadPlan:
+    """
+    Compare the local log of a compacted topic with its archive.
+
+    *is_trimmed* says whether we trim that log. *failed* are the runs that could not be read as they are
+    now, *differing* those that are known to have other bytes, and as many. Where files have other
+    bytes than what is stored, as Redpanda's, sizes say nothing: a run counts as smaller once a file of
+    it is newer than its upload, and whether it is so is known when it was read.
+    """
+    closed_end = max((one.next_offset for one in log.segments if one.next_offset is not None), default=0)
+    if closed_end > manifest.next_offset:
+        bases = [one.base_offset for one in log.segments]
+        return ReuploadPlan((), tuple(PassedOver(base, BEHIND) for base in bases))
+    walk = _Walk(log, manifest, is_trimmed=is_trimmed, failed=failed, differing=differing)
+    for segment in log.segments:
+        walk.take(segment, _why_not(segment, manifest, bounds))
+    walk.end(NOT_ALIGNED)
+    return ReuploadPlan(tuple(walk.reuploads), tuple(walk.passed))
+
+
+def same_sized_head(log: LocalLog, manifest: PartitionManifest, bounds: LogBounds) -> Reupload | None:
+    """
+    Return the first segment that a trim would take, where only its checksum can tell whether it may.
+
+    None where it has another size than the archive has there, or has to stay for other reasons.
+    """
+    for segment in log.segments:
+        if segment.next_offset is None or segment.next_offset > bounds.last_stable_offset:
+            break
+        if segment.next_offset > bounds.log_start_offset:
+            pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
+            head = Reupload((segment,), pieces)
+            is_head = (
+                segment.base_offset >= bounds.log_start_offset
+                and _covers(pieces, segment.base_offset, segment.next_offset)
+                and (head.base_offset, head.next_offset) == (segment.base_offset, segment.next_offset)
+                and head.archived_bytes == segment.size_bytes
+            )
+            return head if is_head else None
+    return None
+
+
+def reuploaded_segment(copied: RemoteSegment, replaced: Sequence[RemoteSegment]) -> RemoteSegment:
+    """
+    Return the manifest's row of *copied*, which takes the place of some of *replaced*.
+
+    The age of what it holds counts as before: a copy is not new data, and retention must not let its
+    records go earlier because the newest one was compacted away.
+    """
+    before = [
+        one
+        for one in replaced
+        if one.base_offset < copied.next_offset and copied.base_offset < one.next_offset
+    ]
+    row = replace(copied, uploaded_at_ms=max(one.uploaded_at_ms for one in before))
+    counted_from_ms = max(retention_time_ms(one) for one in before)
+    if retention_time_ms(row) < counted_from_ms:
+        return replace(row, broker_timestamp_ms=counted_from_ms)
+    return row
+
+
+class _Walk:
+    """One pass over a local log: the run that is being made, and what came of those before."""
+
+    def __init__(
+        self,
+        log: LocalLog,
+        manifest: PartitionManifest,
+        *,
+        is_trimmed: bool,
+        failed: Collection[RunIdentity],
+        differing: Collection[RunIdentity],
+    ) -> None:
+        self._table = manifest.segments
+        self._is_reframed = log.is_reframed
+        self._is_trimmed = is_trimmed
+        self._failed = failed
+        self._differing = differing
+        self._run: list[LocalSegment] = []
+        self.reuploads: list[Reupload] = []
+        self.passed: list[PassedOver] = []
+
+    def take(self, segment: LocalSegment, why_not: str) -> None:
+        """Look at the next segment, which is left alone if *why_not* says why."""
+        self._run.append(segment)
+        if why_not or segment.next_offset is None:
+            self._run.pop()
+            self.end(NOT_ALIGNED)
+            self.passed.append(PassedOver(segment.base_offset, why_not))
+            return
+        begin, end = self._run[0].base_offset, segment.next_offset
+        pieces = self._table.overlapping(begin, end)
+        if not _covers(pieces, begin, end):
+            self.end(NOT_COVERED)
+        elif pieces[0].base_offset != begin:
+            self.end(NOT_ALIGNED)
+        elif pieces[-1].next_offset == end:
+            self._judge(Reupload(tuple(self._run), pieces))
+        elif len(self._run) == RUN_SEGMENTS_MAX:
+            self.end(NOT_ALIGNED)
+
+    def end(self, reason: str) -> None:
+        """Pass the run over."""
+        self.passed += [PassedOver(one.base_offset, reason) for one in self._run]
+        self._run = []
+
+    def _judge(self, found: Reupload) -> None:
+        reason = self._why_not_smaller(found)
+        if reason:
+            self.end(reason)
+        else:
+            self._run = []
+            self.reuploads.append(found)
+
+    def _why_not_smaller(self, found: Reupload) -> str:
+        if found.identity in self._failed:
+            return FAILED
+        if self._is_reframed:
+            uploaded_ms = max(one.uploaded_at_ms for one in found.replaced)
+            changed_ms = max(one.modified_ns for one in found.segments) // _NS_PER_MS
+            return "" if changed_ms > uploaded_ms else NOT_TOUCHED
+        local_bytes = sum(one.size_bytes for one in found.segments)
+        if local_bytes == found.archived_bytes:
+            return "" if found.identity in self._differing else AS_LARGE
+        if local_bytes > found.archived_bytes:
+            return "" if self._is_trimmed else LARGER
+        return PART_IS_MISSING if any(_lacks_rest(one, found.replaced) for one in found.segments) else ""
+
+
+def _why_not(segment: LocalSegment, manifest: PartitionManifest, bounds: LogBounds) -> str:
+    if segment.next_offset is None:
+        return ACTIVE
+    if segment.base_offset < bounds.log_start_offset:
+        return LEAVING
+    if segment.next_offset > bounds.last_stable_offset:
+        return UNSTABLE
+    if manifest.start_offset <= segment.base_offset < manifest.live_offset:
+        return SPILLED
+    return ""
+
+
+def _covers(pieces: Sequence[RemoteSegment], begin: int, end: int) -> bool:
+    """Say whether *pieces* hold all offsets from *begin* to before *end*."""
+    return (
+        bool(pieces)
+        and pieces[0].base_offset <= begin
+        and pieces[-1].next_offset >= end
+        and all(later.base_offset == one.next_offset for one, later in pairwise(pieces))
+    )
+
+
+def _lacks_rest(segment: LocalSegment, pieces: Sequence[RemoteSegment]) -> bool:
+    """
+    Say whether a file has just the bytes of the first of *pieces* in it, and none of the later ones.
+
+    A segment ends where the next file begins. Where a file is lost, the one before it seems to reach
+    over the hole: what is archived of that hole may be all there is.
+    """
+    size_bytes = 0
+    for piece in pieces:
+        if piece.base_offset >= segment.base_offset and piece.next_offset < (segment.next_offset or 0):
+            size_bytes += piece.size_bytes
+            if size_bytes == segment.size_bytes:
+                return True
+    return False

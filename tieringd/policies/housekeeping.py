@@ -1,0 +1,180 @@
+"""
+Which kind of housekeeping gets the next turn, and whether it is the time for one.
+
+Housekeeping waits for a store that is idle: over a sliding window there were at most so many requests
+as the threshold allows for the window's seconds, and the store asked nobody to slow down. Before a
+whole window was watched nothing is known. Work that has waited for a whole interval is not put off any
+longer, whatever the traffic.
+
+Turns go round: whoever had the last one longest ago is next. A round is over when each job has said
+that there is nothing more to do; the next one begins a window later. Times are seconds of one clock
+that never goes back.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SLOTS = 100
+"""A window is counted in so many slots: memory does not grow with the traffic."""
+_LOOKS_IN_A_WINDOW = 10
+"""How often the traffic is looked at again while there is too much of it."""
+_WAIT_SECONDS_MIN = 0.001
+_BACKOFF_DOUBLINGS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class HousekeepingLimits:
+    """What an idle store is, and how long work may wait for one."""
+
+    window_seconds: float
+    threshold_rps: int
+    """Idle is a window with at most so many requests for each of its seconds."""
+    interval_seconds: float
+
+    @property
+    def requests_max(self) -> float:
+        """Return how many requests a window of an idle store has at most."""
+        return self.threshold_rps * self.window_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What was seen of a store's requests over the last window, those of housekeeping left out."""
+
+    requests: int
+    throttled: int
+    """Answers that asked to slow down, those to housekeeping as well."""
+    watched_seconds: float
+    """For how long anybody has looked; no more than a window counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStanding:
+    """How one kind of work stands."""
+
+    name: str
+    is_done: bool
+    """Whether it had nothing more to do in this round."""
+    served_at: float
+    """When its last turn began, or it was first known."""
+    covered_at: float
+    """When it last had gone over all that it looks after."""
+    not_before: float = 0.0
+    """After a failure it comes later."""
+
+
+class HousekeepingState(StrEnum):
+    """What housekeeping does, for metrics and logs."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    """There is work, and the store is busy."""
+    IDLE = "idle"
+    """There is nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPlan:
+    """What comes next."""
+
+    state: HousekeepingState
+    job: str | None
+    """Whose turn it is; None when it is nobody's."""
+    is_forced: bool
+    reason: str
+    wait_seconds: float
+    """When to plan again; 0 where there is a turn."""
+
+
+def plan_turn(
+    jobs: Sequence[JobStanding], traffic: Traffic, limits: HousekeepingLimits, *, round_at: float, now: float
+) -> TurnPlan:
+    """Choose the next turn; *round_at* is when this round begins, or began."""
+    ready = [job for job in jobs if job.not_before <= now]
+    overdue = [job for job in ready if now >= job.covered_at + limits.interval_seconds]
+    waiting = [job for job in ready if not job.is_done] if round_at <= now else []
+    busy = why_busy(traffic, limits)
+    if waiting and not busy:
+        return _turn(waiting, is_forced=False, reason="the object store is idle")
+    if overdue:
+        reason = busy or "it has waited for a whole interval"
+        return _turn(overdue, is_forced=True, reason=reason)
+    next_due = min(
+        (max(job.covered_at + limits.interval_seconds, job.not_before) for job in jobs),
+        default=now + limits.interval_seconds,
+    )
+    if waiting:
+        look_again = now + limits.window_seconds / _LOOKS_IN_A_WINDOW
+        wait_seconds = max(_WAIT_SECONDS_MIN, min(look_again, next_due) - now)
+        return TurnPlan(
+            HousekeepingState.PAUSED, None, is_forced=False, reason=busy, wait_seconds=wait_seconds
+        )
+    starts = [max(job.not_before, round_at) for job in jobs if not job.is_done]
+    wait_seconds = max(_WAIT_SECONDS_MIN, min([next_due, *starts]) - now)
+    reason = "there is nothing to do"
+    return TurnPlan(HousekeepingState.IDLE, None, is_forced=False, reason=reason, wait_seconds=wait_seconds)
+
+
+def why_busy(traffic: Traffic, limits: HousekeepingLimits) -> str:
+    """Say why the store is not idle; empty when it is."""
+    if traffic.throttled:
+        return f"the object store asked to slow down {traffic.throttled} times in {limits.window_seconds:g} s"
+    if traffic.requests > limits.requests_max:
+        return (
+            f"there were {traffic.requests} requests to the object store in {limits.window_seconds:g} s, "
+            f"more than {limits.requests_max:g}"
+        )
+    if traffic.watched_seconds < limits.window_seconds:
+        return f"the object store has not been watched for {limits.window_seconds:g} s yet"
+    return ""
+
+
+def pause_after_failures(failures: int, limits: HousekeepingLimits) -> float:
+    """Return for how many seconds a job is left alone that failed *failures* times, one after the other."""
+    doublings = min(failures - 1, _BACKOFF_DOUBLINGS_MAX)
+    return min(limits.interval_seconds, limits.window_seconds * 2.0**doublings)
+
+
+def _turn(jobs: Sequence[JobStanding], *, is_forced: bool, reason: str) -> TurnPlan:
+    job = min(jobs, key=lambda one: one.served_at)
+    return TurnPlan(HousekeepingState.ACTIVE, job.name, is_forced, reason, wait_seconds=0.0)
+
+
+class SlidingCount:
+    """
+    How many events there were in the last seconds.
+
+    A slot counts for as long as any moment of it is in the window, so that the count is never too small.
+    """
+
+    def __init__(self, window_seconds: float) -> None:
+        self._slots: deque[tuple[int, int]] = deque()
+        self._total = 0
+        self._window_seconds = window_seconds
+        self._slot_seconds = window_seconds / _SLOTS
+
+    def note(self, now: float) -> None:
+        """Count one event."""
+        slot = int(now / self._slot_seconds)
+        if self._slots and self._slots[-1][0] == slot:
+            self._slots[-1] = (slot, self._slots[-1][1] + 1)
+        else:
+            self._forget(now)
+            self._slots.append((slot, 1))
+        self._total += 1
+
+    def count(self, now: float) -> int:
+        """Return the events of the window that ends now."""
+        self._forget(now)
+        return self._total
+
+    def _forget(self, now: float) -> None:
+        while self._slots and (self._slots[0][0] + 1) * self._slot_seconds <= now - self._window_seconds:
+            self._total -= self._slots.popleft()[1]

@@ -1,0 +1,264 @@
+"""
+Which neighbouring small segments of an archive are worth being one object.
+
+A run is two or more segments that follow each other and together are no larger than the target. It
+is as long as it can be: the next segment would not fit, or may not be joined to it. Then it is merged,
+however small. A run at the end may still grow, so it waits until it is larger than the minimum; and
+one that holds such a segment already waits until it is full, else each new segment would have the
+whole run copied again. So a byte is moved by merging at most twice.
+
+Nothing is joined over the first offset of a leader epoch or a bound of what was replaced: that is where
+logs part, and an archive is cut back to where segments meet. Nor over a gap, nor is what an earlier
+attempt could not merge: it is passed over for good. A merged segment fits into a file of a broker.
+
+This is not compaction, which drops records. What is merged holds every byte of its parts, in order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from tieringd.model.local_log import LocalLog
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.segment_table import SegmentTable
+
+FILE_BYTES_MAX = 2**31 - 1
+"""What a broker's index can point at, in bytes, and in offsets from a segment's base."""
+ROWS_AT_ONCE_MAX = 10_000
+"""Segments that one call looks at: a history of a million is walked in steps, with uploads in between."""
+RUN_SEGMENTS_MAX = 1_000
+"""Well below the number of parts that any store joins, and few enough indexes to hold at once."""
+RUNS_AT_ONCE_MAX = 4
+"""As the original has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSettings:
+    """What is configured for all topics; None where it follows from a topic's segment size."""
+
+    is_enabled: bool = True
+    target_bytes: int | None = None
+    min_bytes: int | None = None
+
+    def limits(self, *, segment_bytes: int) -> MergeLimits:
+        """
+        Return what holds for a topic whose broker rolls segments at *segment_bytes*.
+
+        The target is that size, and the minimum half of it. A minimum that is not below the target
+        becomes four fifths of the target.
+        """
+        target = min(segment_bytes if self.target_bytes is None else self.target_bytes, FILE_BYTES_MAX)
+        minimum = segment_bytes // 2 if self.min_bytes is None else self.min_bytes
+        return MergeLimits(target, minimum if minimum < target else target * 4 // 5)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeLimits:
+    """The sizes that runs are chosen by, and how much one call plans."""
+
+    target_bytes: int
+    min_bytes: int
+    runs_max: int = RUNS_AT_ONCE_MAX
+    run_segments_max: int = RUN_SEGMENTS_MAX
+    rows_max: int = ROWS_AT_ONCE_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRun:
+    """Segments to be merged: all from *base_offset* to before *next_offset*."""
+
+    base_offset: int
+    next_offset: int
+    segments: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Neighbouring segments that stay as they are, for one reason."""
+
+    base_offset: int
+    last_offset: int
+    segments: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """What to merge, in order, and what not."""
+
+    runs: tuple[MergeRun, ...]
+    passed: tuple[PassedOver, ...]
+    resume_offset: int
+    """Where the next call goes on, once the runs are merged."""
+    is_complete: bool
+    """Whether the end of what may be merged was reached."""
+
+
+def merge_limit_offset(log: LocalLog, *, log_start_offset: int) -> int:
+    """
+    Return up to which offset a partition's archive may be merged: what is still on disk stays as it is.
+
+    Before a trim a local segment is compared with what is stored of it, by size and checksum where both have
+    the same bounds, and else by reading it all back. Where the log begins is not enough: a broker that
+    crashed may forget a trim, and files that are on their way out are looked at again.
+    """
+    return min(log_start_offset, log_start_offset if log.first_offset is None else log.first_offset)
+
+
+LARGE = "it is as large as the target, or larger"
+ALONE = "no neighbour can be joined to it"
+WAITS = "it waits for what follows: the run may still grow"
+FAILED = "an earlier attempt could not merge it"
+
+
+def plan_merges(
+    manifest: PartitionManifest,
+    limits: MergeLimits,
+    *,
+    from_offset: int = 0,
+    up_to: int | None = None,
+    failed: Collection[MergeRun] = (),
+) -> MergePlan:
+    """
+    Choose the runs to merge, from *from_offset* on.
+
+    *failed* are runs that could not be merged: none of their segments is proposed again. Segments that
+    end after *up_to* are not looked at yet, and count as what may follow. The caller asks for no topic
+    that is compacted.
+    """
+    assert limits.rows_max > limits.run_segments_max, "one step has room for a whole run"
+    table = manifest.segments
+    walk = _Walk(manifest, limits, failed)
+    # An archive that was cut back behind the cursor is another one from there on.
+    row = table.row_at_or_after(from_offset) if from_offset <= manifest.next_offset else 0
+    stop = row + limits.rows_max
+    end = len(table) if up_to is None else _rows_before(table, up_to)
+    while row < min(end, stop) and len(walk.runs) < limits.runs_max:
+        walk.take(row)
+        row += 1
+    if len(walk.runs) == limits.runs_max:
+        return walk.plan(walk.runs[-1].next_offset, is_complete=False)
+    resume_row = walk.held_from(row)
+    if row >= end:
+        walk.end()
+    bases = table.column("base_offset")
+    resume_offset = bases[resume_row] if resume_row < len(table) else manifest.next_offset
+    return walk.plan(resume_offset, is_complete=row >= end)
+
+
+class _Walk:
+    """One pass over a table: the run that is being made, and what came of those before."""
+
+    def __init__(
+        self, manifest: PartitionManifest, limits: MergeLimits, failed: Collection[MergeRun]
+    ) -> None:
+        self._bases = manifest.segments.column("base_offset")
+        self._lasts = manifest.segments.column("last_offset")
+        self._sizes = manifest.segments.column("size_bytes")
+        self._limits = limits
+        self._failed = sorted((one.base_offset, one.next_offset) for one in failed)
+        self._borders = sorted(_borders(manifest))
+        self._rows: list[int] = []
+        self._size_bytes = 0
+        self.runs: list[MergeRun] = []
+        self.passed: list[PassedOver] = []
+
+    def take(self, row: int) -> None:
+        """Look at the next segment."""
+        if self._has_failed(row):
+            self.close()
+            self._pass_over(row, FAILED)
+            return
+        if self._sizes[row] >= self._limits.target_bytes:
+            self.close()
+            self._pass_over(row, LARGE)
+            return
+        if self._rows and not self._fits(row):
+            self.close()
+        self._rows.append(row)
+        self._size_bytes += self._sizes[row]
+
+    def plan(self, resume_offset: int, *, is_complete: bool) -> MergePlan:
+        """Return what came of the walk; what lies behind *resume_offset* is for the next one to tell."""
+        told = (one for one in self.passed if one.reason == WAITS or one.base_offset < resume_offset)
+        return MergePlan(tuple(self.runs), tuple(told), resume_offset, is_complete)
+
+    def held_from(self, row: int) -> int:
+        """Return the first row of the run that may still grow; *row* where there is none."""
+        return self._rows[0] if self._rows else row
+
+    def close(self) -> None:
+        """End the run: nothing more can be joined to it."""
+        if len(self._rows) > 1:
+            self._propose()
+        else:
+            self._drop(ALONE)
+
+    def end(self) -> None:
+        """End the run at the end of what may be merged: more may follow."""
+        has_one_of_size = any(self._sizes[row] > self._limits.min_bytes for row in self._rows)
+        if len(self._rows) > 1 and self._size_bytes > self._limits.min_bytes and not has_one_of_size:
+            self._propose()
+        else:
+            self._drop(WAITS)
+
+    def _propose(self) -> None:
+        base_offset, next_offset = self._bases[self._rows[0]], self._lasts[self._rows[-1]] + 1
+        self.runs.append(MergeRun(base_offset, next_offset, len(self._rows), self._size_bytes))
+        self._forget()
+
+    def _drop(self, reason: str) -> None:
+        for row in self._rows:
+            self._pass_over(row, reason)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows, self._size_bytes = [], 0
+
+    def _fits(self, row: int) -> bool:
+        """Say whether the run can have *row* as well."""
+        first, last = self._rows[0], self._rows[-1]
+        return (
+            self._lasts[last] + 1 == self._bases[row]
+            and self._size_bytes + self._sizes[row] <= self._limits.target_bytes
+            and len(self._rows) < self._limits.run_segments_max
+            and self._lasts[row] - self._bases[first] <= FILE_BYTES_MAX
+            and not self._is_parted(self._bases[first], self._lasts[row])
+        )
+
+    def _is_parted(self, base_offset: int, last_offset: int) -> bool:
+        """Say whether a border lies between two offsets, so that both sides of it are there."""
+        at = bisect_right(self._borders, base_offset)
+        return at < len(self._borders) and self._borders[at] <= last_offset
+
+    def _has_failed(self, row: int) -> bool:
+        base_offset = self._bases[row]
+        return any(begin <= base_offset < end for begin, end in self._failed)
+
+    def _pass_over(self, row: int, reason: str) -> None:
+        base_offset, last_offset = self._bases[row], self._lasts[row]
+        before = self.passed[-1] if self.passed else None
+        if before is not None and before.reason == reason and before.last_offset + 1 == base_offset:
+            self.passed[-1] = PassedOver(before.base_offset, last_offset, before.segments + 1, reason)
+        else:
+            self.passed.append(PassedOver(base_offset, last_offset, 1, reason))
+
+
+def _borders(manifest: PartitionManifest) -> Iterable[int]:
+    """Yield the offsets that no run may lie on both sides of."""
+    for _, start_offset in manifest.epochs:
+        yield start_offset
+    for one in manifest.replacements:
+        yield one.base_offset
+        yield one.last_offset + 1
+
+
+def _rows_before(table: SegmentTable, offset: int) -> int:
+    """Return how many segments end at or before *offset*."""
+    return bisect_right(table.column("last_offset"), offset - 1)

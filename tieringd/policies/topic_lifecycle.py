@@ -1,0 +1,292 @@
+"""
+The lifecycle of a topic's archive: from the topic's deletion to the mark that is left.
+
+    live -> deleted -> purging -> purged
+    live -> kept, kept <-> deleted
+
+A topic is deleted when the cluster says that its id is gone, seen twice with time in between, and has one of
+the bucket's topics that is as old or older. Whatever is less certain changes nothing. Until the purge begins
+every step can be taken back, and a topic that is seen again is live again. What `redpanda.remote.delete`
+does not cover is kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from tieringd.errors import ConfigError
+from tieringd.model.partition import NO_TOPIC_ID
+from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tieringd.formats.object_keys import TopicKey
+    from tieringd.formats.topic_manifest import TopicManifest
+
+CONFIRM_AFTER_MS = 10_000
+"""Two looks that agree on a topic's absence lie at least so far apart."""
+LEASE_MS = 300_000
+"""A daemon that purges and is not heard of for so long is taken for dead."""
+LATE_LOOK_MS = 3_600_000
+"""So long after a purge the bucket is searched once more: what a hung process stored late is found then."""
+
+_ON_THE_WAY_OUT = (Lifecycle.DELETED, Lifecycle.KEPT)
+BEYOND_RETURN = (Lifecycle.PURGING, Lifecycle.PURGED)
+"""States in which an archive cannot be read or restored any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PresencePlan:
+    """What one look at the cluster says of the topics in a bucket."""
+
+    absent: frozenset[TopicKey] = frozenset()
+    """Live in the bucket, and not in the cluster."""
+    present: frozenset[TopicKey] = frozenset()
+    """Not live in the bucket, and in the cluster all the same."""
+    gone: frozenset[TopicKey] = frozenset()
+    """Not in the cluster, as all of its brokers say, in whatever state: only these may be purged."""
+    nothing_known_because: str = ""
+    """Why nothing follows from the absence of some live topics; empty when there are none such."""
+
+
+def plan_presence(manifests: Sequence[TopicManifest], ids: Mapping[str, frozenset[str]]) -> PresencePlan:
+    """
+    Compare the topics of one cluster in the bucket with the *ids* that its brokers give to their names.
+
+    A name without an entry was not told of, and says nothing; an empty set means that there is no such topic.
+    A live topic is absent only where one of the bucket's that is no younger is in the cluster under its
+    own id. A cluster that has lost its metadata, and was formatted again under its old id, has none but
+    younger ones: of all that is older the archive is what is left.
+
+    A topic without an id is never absent: one that was created again would look the same.
+    """
+    has = {one.key for one in manifests if one.key.topic_id in ids.get(one.key.topic, ())}
+    anchors = [one.created_at_ms for one in manifests if one.key in has and one.key.topic_id != NO_TOPIC_ID]
+    oldest_ms = min(anchors, default=None)
+    absent, present, gone, unsure = set(), set(), set(), 0
+    for manifest in manifests:
+        key, is_live = manifest.key, manifest.lifecycle is Lifecycle.LIVE
+        if key in has or (key.topic_id == NO_TOPIC_ID and ids.get(key.topic)):
+            if not is_live:
+                present.add(key)
+        elif _is_gone(key, ids):
+            gone.add(key)
+            if not is_live or key.topic_id == NO_TOPIC_ID:
+                continue
+            if oldest_ms is not None and manifest.created_at_ms >= oldest_ms:
+                absent.add(key)
+            else:
+                unsure += 1
+    because = ""
+    if unsure:
+        because = f"the cluster has none of the bucket's topics, {unsure} of them live"
+        if anchors:
+            because = f"the cluster lacks {unsure} live topics that are older than all that it has"
+    return PresencePlan(frozenset(absent), frozenset(present), frozenset(gone), because)
+
+
+def _is_gone(key: TopicKey, ids: Mapping[str, frozenset[str]]) -> bool:
+    """Say whether all brokers told of a name, and none has this topic; one that tells no id may have it."""
+    told = ids.get(key.topic)
+    return told is not None and NO_TOPIC_ID not in told and key.topic_id not in told
+
+
+def noted_as_gone(
+    manifest: TopicManifest, *, now_ms: int, by: str, is_to_stay: bool = False
+) -> TopicManifest:
+    """
+    Return the manifest of a topic of which it is certain that the cluster does not have it any more.
+
+    With *is_to_stay* the configuration of now says that its archive is kept, whatever was recorded.
+    """
+    if manifest.lifecycle is not Lifecycle.LIVE:
+        return manifest
+    reason, lifecycle = "the cluster has no topic with this id", Lifecycle.DELETED
+    if is_to_stay:
+        reason = f"{reason}; redpanda.remote.delete is false in the configuration"
+        lifecycle = Lifecycle.KEPT
+    elif not manifest.remote_delete:
+        says = "was never seen" if manifest.remote_delete is None else "is false"
+        reason, lifecycle = f"{reason}; redpanda.remote.delete {says}", Lifecycle.KEPT
+    return replace(manifest, lifecycle=lifecycle, deletion=Deletion(now_ms, by, reason))
+
+
+def seen_again(manifest: TopicManifest) -> TopicManifest:
+    """Return the manifest of a topic that the cluster has: nothing is to be deleted of it."""
+    if manifest.lifecycle not in _ON_THE_WAY_OUT:
+        return manifest
+    return replace(manifest, lifecycle=Lifecycle.LIVE, deletion=None)
+
+
+def ordered_to_go(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
+    """
+    Return the manifest of a topic whose archive an operator wants to be deleted; the grace begins now.
+
+    Raises:
+        ConfigError: It is being purged already, or has been.
+    """
+    if manifest.lifecycle in BEYOND_RETURN:
+        raise ConfigError(f"{_named(manifest)} is {manifest.lifecycle.value} already")
+    return replace(
+        manifest,
+        lifecycle=Lifecycle.DELETED,
+        deletion=Deletion(now_ms, "operator", "an operator deleted the archive"),
+    )
+
+
+def taken_back(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
+    """
+    Return the manifest of a topic whose archive an operator wants to keep, although the topic is gone.
+
+    Raises:
+        ConfigError: Nobody deletes it; or it is too late.
+    """
+    if manifest.lifecycle is not Lifecycle.DELETED:
+        raise ConfigError(
+            f"{_named(manifest)} is {manifest.lifecycle.value}: there is no deletion to take back"
+        )
+    return kept(manifest, now_ms=now_ms, by="operator", reason="an operator took its deletion back")
+
+
+def moved_away(manifest: TopicManifest, *, now_ms: int, by: str) -> TopicManifest:
+    """
+    Return the manifest of a moved topic whose archive *by* is about to purge in the bucket it was moved from.
+
+    Raises:
+        ConfigError: It was not moved.
+    """
+    if not manifest.moved_to:
+        raise ConfigError(f"{_named(manifest)} was not moved")
+    if manifest.lifecycle in BEYOND_RETURN:
+        return manifest
+    lease = Lease(by, now_ms + LEASE_MS)
+    deletion = Deletion(now_ms, "operator", f"moved to {manifest.moved_to}", lease=lease)
+    return replace(manifest, lifecycle=Lifecycle.PURGING, deletion=deletion)
+
+
+def purge_resumed(manifest: TopicManifest, *, now_ms: int, by: str, also_from: str) -> TopicManifest:
+    """
+    Return the manifest of a moved topic whose purge was interrupted, with the lease taken by *by*.
+
+    It is taken when it is over; of an owner whose name begins with *also_from* at once. A topic that is
+    not being purged any more stays as it is.
+
+    Raises:
+        ConfigError: Another has the lease.
+    """
+    if manifest.lifecycle is not Lifecycle.PURGING or manifest.deletion is None:
+        return manifest
+    lease = manifest.deletion.lease
+    if lease is not None and now_ms < lease.until_ms and not lease.owner.startswith(also_from):
+        raise ConfigError(
+            f"{_named(manifest)} is being purged by {lease.owner}",
+            hint="Wait until that is done; nothing is left to do then",
+        )
+    taken = Lease(by, now_ms + LEASE_MS)
+    return replace(manifest, deletion=replace(manifest.deletion, lease=taken))
+
+
+def kept(manifest: TopicManifest, *, now_ms: int, by: str, reason: str) -> TopicManifest:
+    """Return the manifest of a deleted topic whose archive stays."""
+    return replace(manifest, lifecycle=Lifecycle.KEPT, deletion=Deletion(now_ms, by, reason))
+
+
+def _named(manifest: TopicManifest) -> str:
+    return f"the archive of topic {manifest.key.topic} ({manifest.key.topic_id})"
+
+
+class PurgeStep(Enum):
+    """What is to be done about a topic's archive now."""
+
+    NOTHING = "nothing"
+    CLAIM = "claim"
+    """Take the lease, and then work."""
+    WORK = "work"
+    """We hold the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class PurgePlan:
+    """What to do, and why nothing else."""
+
+    step: PurgeStep
+    reason: str
+
+
+def plan_purge(manifest: TopicManifest, *, now_ms: int, by: str, grace_ms: int) -> PurgePlan:
+    """Return what *by* is to do about a topic's archive."""
+    waits_because = _waits_because(manifest, now_ms=now_ms, grace_ms=grace_ms)
+    if waits_because:
+        return PurgePlan(PurgeStep.NOTHING, waits_because)
+    lease = manifest.deletion.lease if manifest.deletion else None
+    if lease is None or now_ms >= lease.until_ms:
+        return PurgePlan(PurgeStep.CLAIM, "nobody has the lease")
+    if lease.owner == by:
+        return PurgePlan(PurgeStep.WORK, "we hold the lease")
+    return PurgePlan(PurgeStep.NOTHING, f"{lease.owner} has the lease for {lease.until_ms - now_ms} ms")
+
+
+def _waits_because(manifest: TopicManifest, *, now_ms: int, grace_ms: int) -> str:
+    """Return why nothing is to be deleted now; empty when something is."""
+    deletion = manifest.deletion
+    if manifest.lifecycle in (Lifecycle.LIVE, Lifecycle.KEPT) or deletion is None:
+        return f"it is {manifest.lifecycle.value}"
+    if manifest.lifecycle is Lifecycle.DELETED:
+        # A clock that was set back lengthens the grace; it never makes it shorter.
+        left_ms = deletion.noted_at_ms + grace_ms - now_ms
+        return f"the grace has {left_ms} ms left" if left_ms > 0 else ""
+    if manifest.lifecycle is Lifecycle.PURGED:
+        if deletion.checked_at_ms is not None:
+            return "it is purged, and was searched for what came late"
+        if now_ms < (deletion.purged_at_ms or 0) + LATE_LOOK_MS:
+            return "it is purged; what comes late is searched for later"
+    return ""
+
+
+def claimed(manifest: TopicManifest, *, now_ms: int, by: str, grace_ms: int) -> TopicManifest:
+    """Return the manifest with the lease taken by *by*, or renewed; as it is where that may not be."""
+    plan = plan_purge(manifest, now_ms=now_ms, by=by, grace_ms=grace_ms)
+    if plan.step is PurgeStep.NOTHING or manifest.deletion is None:
+        return manifest
+    lifecycle = Lifecycle.PURGED if manifest.lifecycle is Lifecycle.PURGED else Lifecycle.PURGING
+    lease = Lease(by, now_ms + LEASE_MS)
+    return replace(manifest, lifecycle=lifecycle, deletion=replace(manifest.deletion, lease=lease))
+
+
+def holds_lease(manifest: TopicManifest, *, by: str) -> bool:
+    """Say whether the last lease is *by*'s, and nobody has taken it over."""
+    lease = manifest.deletion.lease if manifest.deletion else None
+    return lease is not None and lease.owner == by
+
+
+def lease_is_short(manifest: TopicManifest, *, now_ms: int) -> bool:
+    """Say whether it is time to renew the lease."""
+    lease = manifest.deletion.lease if manifest.deletion else None
+    return lease is None or lease.until_ms - now_ms < LEASE_MS // 2
+
+
+def counted(manifest: TopicManifest, *, by: str, segments: int, size_bytes: int) -> TopicManifest:
+    """Return the manifest with what the archive held, noted once, before anything was deleted."""
+    deletion = manifest.deletion
+    if deletion is None or deletion.segments is not None or not holds_lease(manifest, by=by):
+        return manifest
+    return replace(manifest, deletion=replace(deletion, segments=segments, size_bytes=size_bytes))
+
+
+def finished(manifest: TopicManifest, *, now_ms: int, by: str) -> TopicManifest:
+    """Return the manifest when all is deleted, or was searched for once more, by who holds the lease."""
+    deletion = manifest.deletion
+    if deletion is None or not holds_lease(manifest, by=by):
+        return manifest
+    if manifest.lifecycle is Lifecycle.PURGED:
+        return replace(manifest, deletion=replace(deletion, lease=None, checked_at_ms=now_ms))
+    if manifest.lifecycle is Lifecycle.PURGING:
+        return replace(
+            manifest,
+            lifecycle=Lifecycle.PURGED,
+            deletion=replace(deletion, lease=None, purged_at_ms=now_ms),
+        )
+    return manifest
