@@ -214,8 +214,6 @@ def _deletes(config: Config) -> Iterator[Finding]:
                 (place, ("topics", topic)),
                 f"has no effect with {reason}: it takes write, read and no read replica",
             )
-        else:
-            yield Finding((place,), "has no effect yet: this release deletes no objects of a deleted topic")
 
 
 def _controller(config: Config) -> Iterator[Finding]:

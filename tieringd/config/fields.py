@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
 
 MAX_INT64 = 2**63 - 1
-LATER = "this release does not implement it yet"
 UNLIMITED = -1
 AS_TOTAL = -2
 """Kafka's local.retention.*: keep on the broker for as long as total retention keeps."""

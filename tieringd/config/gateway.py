@@ -12,6 +12,7 @@ from tieringd.config.topic_properties import STRICT
 
 _HOST_PORT = r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
 _MIB = 2**20
+_RATE_MIN = 64 * 1024
 
 
 class GatewayConfig(BaseModel):
@@ -49,3 +50,7 @@ class GatewayConfig(BaseModel):
     """The largest request that is passed on, as the broker's socket.request.max.bytes."""
     buffer_bytes: Annotated[int, size(_MIB, MAX_INT64)] = 256 * _MIB
     """What all connections together may hold in memory."""
+    archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
+    """Archived records sent to all clients together in a second; null is without limit."""
+    client_archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
+    """The same to one host, so that one reader of old records leaves room for the others."""

@@ -1,9 +1,7 @@
 """
-Names of tiered storage that are no properties of ours: of a later release, or of the broker alone.
+Names of tiered storage that are no properties of ours: only the broker can act on them.
 
-A later one is refused until it takes effect: a property that is accepted and does nothing would be
-worse. One that can never apply beside a broker is accepted, so that a cluster's properties can be
-kept in one place, and reported with the reason.
+They are accepted, so that a cluster's properties can be kept in one place, and reported with the reason.
 """
 
 from __future__ import annotations
@@ -13,18 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-LATER_PROPERTIES: frozenset[str] = frozenset(
-    [
-        "cloud_storage_enable_segment_merging",
-        "cloud_storage_idle_threshold_rps",
-        "cloud_storage_idle_timeout_ms",
-        "cloud_storage_segment_size_min",
-        "cloud_storage_segment_size_target",
-        "cloud_storage_target_manifest_size_bytes",
-    ]
-)
-"""Cluster properties, written at the top level."""
 
 _ROLLING = "the broker rolls its segments; set it there"
 _COMPACTION = "the broker compacts its logs; set it there"

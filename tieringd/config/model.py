@@ -29,12 +29,17 @@ from tieringd.config.fields import (
     size,
 )
 from tieringd.config.gateway import GatewayConfig
+from tieringd.config.housekeeping import HousekeepingTimes
+from tieringd.config.merging import Merging
 from tieringd.config.retention import Retention
+from tieringd.config.reupload import CompactedReuploads
+from tieringd.config.scrubbing import Scrubbing
 from tieringd.config.space import Space
-from tieringd.config.topic import ClusterDefaults, TopicConfig, is_pattern, resolve_topic
+from tieringd.config.topic import ClusterDefaults, TopicConfig, is_pattern, keeps_deleted, resolve_topic
 from tieringd.config.topic_properties import STRICT, TopicProperties
 from tieringd.config.transfers import Transfers
 from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.policies.housekeeping import HousekeepingLimits
 from tieringd.policies.local_target import ClusterLocalTarget
 from tieringd.policies.total_retention import RetentionPace
 
@@ -179,7 +184,18 @@ class Daemon(BaseModel):
 
 
 # The last of the bases has its properties first, and this class last.
-class Config(Retention, Space, Cache, Transfers, StoreAccess, Daemon):
+class Config(
+    Scrubbing,
+    CompactedReuploads,
+    Merging,
+    HousekeepingTimes,
+    Retention,
+    Space,
+    Cache,
+    Transfers,
+    StoreAccess,
+    Daemon,
+):
     """
     The whole configuration, valid in every part and as a whole.
 
@@ -243,6 +259,15 @@ class Config(Retention, Space, Cache, Transfers, StoreAccess, Daemon):
         return self.cloud_storage_cache_directory or self.state_directory / "cloud_storage_cache"
 
     @property
+    def housekeeping_limits(self) -> HousekeepingLimits:
+        """Return when housekeeping has its time."""
+        return HousekeepingLimits(
+            window_seconds=self.cloud_storage_idle_timeout_ms / _SECOND_MS,
+            threshold_rps=self.cloud_storage_idle_threshold_rps,
+            interval_seconds=self.cloud_storage_housekeeping_interval_ms / _SECOND_MS,
+        )
+
+    @property
     def tiering_defaults(self) -> TieringDefaults:
         """Return what a topic gets now that says nothing itself."""
         return TieringDefaults(self.cloud_storage_enable_remote_write, self.cloud_storage_enable_remote_read)
@@ -276,10 +301,17 @@ class Config(Retention, Space, Cache, Transfers, StoreAccess, Daemon):
                 is_kafka=self.broker.kind == "kafka",
                 total_ms=self.total_ms,
                 total_bytes=self.total_bytes,
+                merging=self.merge_settings,
+                reuploads_compacted=self.cloud_storage_enable_compacted_topic_reupload,
                 pace=RetentionPace(self.cloud_storage_housekeeping_interval_ms, self.archive_delete_delay_ms),
+                target_manifest_bytes=self.cloud_storage_target_manifest_size_bytes,
             ),
             original=recorded.original_retention if recorded else None,
         )
+
+    def keeps_deleted(self, name: str) -> bool:
+        """Say whether this file wants the archives of deleted topics of this name to stay."""
+        return keeps_deleted(name, self.topics)
 
 
 def _recorded(value: int | None, default: int | None) -> int | None:

@@ -1,8 +1,8 @@
 """
 Which names are valid where, and what to say of a name that is not.
 
-A wrong name is one of four things: a property of a later release, a property in the wrong
-section, a typing error near a valid name, or nothing we know.
+A wrong name is one of three things: a property in the wrong section, a typing error near a valid
+name, or nothing we know.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from tieringd.config.fields import LATER
 from tieringd.config.gateway import GatewayConfig
 from tieringd.config.known import (
-    LATER_PROPERTIES,
     NOT_APPLICABLE,
     NOT_APPLICABLE_TO_TOPICS,
 )
@@ -58,17 +56,12 @@ def why_not_applicable(place: Place) -> str | None:
 def explain_unknown(place: Place) -> str:
     """Return what to say of a name that its section does not have."""
     section, name = _section(place), str(place[-1])
-    later = () if section == _TOPIC else LATER_PROPERTIES
     accepted = NOT_APPLICABLE_TO_TOPICS if section == _TOPIC else NOT_APPLICABLE if not section else ()
-    if name in later:
-        return f"known property of tiered storage; {LATER}"
     for other, model in SECTIONS.items():
         if name in property_names(model) and other != section:
             return f"unknown property here; it belongs {_where(other)}"
     names = property_names(SECTIONS[section])
-    for near in get_close_matches(name, [*names, *later, *accepted], n=1):
-        if near in later:
-            return f"unknown property; the nearest name is {near}, and {LATER}"
+    for near in get_close_matches(name, [*names, *accepted], n=1):
         return f"unknown property; did you mean {near}?"
     if len(names) <= _FEW_NAMES:
         return f"unknown property; the names here are {', '.join(names)}"

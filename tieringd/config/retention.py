@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 from tieringd.config.fields import LIVE, MAX_INT64, UNLIMITED, duration, size
 from tieringd.config.topic_properties import STRICT
 
+_KIB = 1 << 10
 _SECOND_MS, _HOUR_MS, _DAY_MS = 1_000, 3_600_000, 86_400_000
 
 
@@ -32,9 +33,17 @@ class Retention(BaseModel):
     )
     """Kafka's name of `retention_bytes`."""
     cloud_storage_housekeeping_interval_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 300 * _SECOND_MS
-    """How often a partition is looked at for what is past total retention. Two looks have to agree."""
+    """How often total retention looks, and two looks have to agree; other housekeeping waits no longer."""
     archive_delete_delay_ms: Annotated[int, duration(0, 365 * _DAY_MS), LIVE] = _HOUR_MS
     """Objects go this long after their segment left the manifest: longer than the longest reader takes."""
+    cloud_storage_topic_purge_grace_period_ms: Annotated[int, duration(0, 365 * _DAY_MS), LIVE] = (
+        30 * _SECOND_MS
+    )
+    """The archive of a deleted topic goes this long after the deletion was noted, where it goes."""
+    cloud_storage_target_manifest_size_bytes: Annotated[int, size(4 * _KIB, 64 * _KIB * _KIB), LIVE] = (
+        64 * _KIB
+    )
+    """A partition's manifest that is larger gives its oldest segments to spillover manifests."""
 
     @property
     def total_ms(self) -> int | None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tieringd.config.fields import AS_TOTAL, MAX_INT64, UNLIMITED
 from tieringd.policies.local_hint import HintShape, StorageMode
 from tieringd.policies.local_target import LocalSettings, resolve_local_target
+from tieringd.policies.segment_merge import MergeSettings
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.policies.trim_target import why_never_trimmed
 
@@ -27,12 +28,17 @@ if TYPE_CHECKING:
     from tieringd.formats.topic_manifest import OriginalRetention
     from tieringd.policies.local_retention import LocalRetentionTarget
     from tieringd.policies.local_target import ClusterLocalTarget, LocalTarget
+    from tieringd.policies.segment_merge import MergeLimits
 
 _T = TypeVar("_T", bool, int, str)
 _WILDCARDS = frozenset("*?[")
 _MINUTE_MS = 60_000
 _INTERNAL_PREFIX = "__"  # Of the topics that Kafka keeps for itself.
 _PACE = RetentionPace(interval_ms=300_000, delete_delay_ms=3_600_000)
+TARGET_MANIFEST_BYTES = 64 << 10
+_NO_MERGING = MergeSettings(is_enabled=False)
+_SEGMENT_BYTES = 1 << 30
+"""Kafka's default for `segment.bytes`, where the topic itself says nothing."""
 _NO_LIMIT = TotalRetention(limit_ms=None, limit_bytes=None)
 _STORAGE_MODES = tuple(mode.value for mode in StorageMode)
 
@@ -52,6 +58,9 @@ class ClusterDefaults:
     """Total retention where neither the file nor the broker says; None and -1 are without limit."""
     total_bytes: int | None = None
     pace: RetentionPace = _PACE
+    target_manifest_bytes: int = TARGET_MANIFEST_BYTES
+    merging: MergeSettings = _NO_MERGING
+    reuploads_compacted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,11 @@ class TopicConfig:
     total: TotalRetention = _NO_LIMIT
     """How much is kept in both tiers together."""
     retention_pace: RetentionPace = _PACE
+    target_manifest_bytes: int = TARGET_MANIFEST_BYTES
+    """A larger manifest spills its oldest segments."""
+    merging: MergeSettings = _NO_MERGING
+    reuploads_compacted: bool = False
+    """Whether what compaction leaves of a segment takes the place of what was archived of it."""
     remote_delete: bool = False
     """Whether deleting the topic deletes its objects: only with write and read, and of no read replica."""
     problems: tuple[str, ...] = ()
@@ -86,6 +100,13 @@ class TopicConfig:
     def local_retention_target(self) -> LocalRetentionTarget:
         """Return what local retention trims to."""
         return self.local_target.enforced
+
+    @property
+    def merge_limits(self) -> MergeLimits | None:
+        """Return by which sizes its archived segments are merged; None where they are not."""
+        if not self.merging.is_enabled or not self.remote_write or self.is_compacted:
+            return None
+        return self.merging.limits(segment_bytes=self.segment_bytes or _SEGMENT_BYTES)
 
     @property
     def hint_shape(self) -> HintShape:
@@ -166,6 +187,9 @@ def resolve_topic(
         ),
         total=total,
         retention_pace=defaults.pace,
+        target_manifest_bytes=defaults.target_manifest_bytes,
+        merging=defaults.merging,
+        reuploads_compacted=defaults.reuploads_compacted and remote_write and "compact" in cleanup,
         segment_bytes=_size(broker_properties, "segment.bytes"),
         managed_retention=defaults.enabled
         and bool(_first([one.managed_retention for one in _matching(name, overrides)])),
@@ -177,6 +201,11 @@ def resolve_topic(
             *(f"topic {name}: {remark}" for remark in local_target.remarks),
         ),
     )
+
+
+def keeps_deleted(name: str, overrides: Mapping[str, TopicProperties]) -> bool:
+    """Say whether the file has `redpanda.remote.delete: false` for *name*, whatever a broker says."""
+    return _first([one.remote_delete for one in _matching(name, overrides)]) is False
 
 
 def _refused_write(topic: str, replica_of: str | None) -> tuple[str, ...]:

@@ -11,14 +11,11 @@ from hypothesis import strategies as st
 from tests.unit.config.texts import SMALLEST, TIERED, parsed, problems_of
 from tieringd.config import Config, load_config, parse_config
 from tieringd.config.known import (
-    LATER_PROPERTIES,
     NOT_APPLICABLE,
     NOT_APPLICABLE_TO_TOPICS,
 )
 from tieringd.config.naming import SECTIONS, property_names
 from tieringd.errors import ConfigError
-
-LATER = "known property of tiered storage; this release does not implement it yet"
 
 
 def fault_of_file(path):
@@ -123,16 +120,10 @@ log: {}
             "it belongs at the top level",
             id="cluster-property-of-topic",
         ),
-        pytest.param("cloud_storage_idle_threshold_rps: 1", LATER, id="later"),
         pytest.param(
             "topics: {a: {redpanda.remote.recoveri: true}}",
             "did you mean redpanda.remote.recovery?",
             id="near-ignored-topic",
-        ),
-        pytest.param(
-            "cloud_storage_idle_threshold_rp: 1",
-            "the nearest name is cloud_storage_idle_threshold_rps, and this",
-            id="near-later",
         ),
         pytest.param(
             "log_segment_sise: 1", "unknown property; did you mean log_segment_size?", id="near-ignored"
@@ -144,7 +135,7 @@ log: {}
     ],
 )
 def test_unknown_name_is_explained(addition, problem):
-    """A typing error, a later property and a misplaced one get different answers."""
+    """A typing error, a misplaced property and an unknown one get different answers."""
     (found,) = problems_of(SMALLEST + addition + "\n")
     assert found.startswith("t.yaml:5: ")
     assert problem in found
@@ -158,14 +149,12 @@ def test_unknown_name_in_broker_security_is_explained():
     ]
 
 
-def test_name_of_a_later_release_is_not_also_a_name_of_this_one():
-    """A property leaves the table of later ones when it takes effect."""
+def test_name_that_is_not_applicable_is_not_also_a_property():
+    """A property leaves that table when it takes effect."""
     for place, model in SECTIONS.items():
         is_topic = bool(place) and place[0] == "topics"
-        later = frozenset() if is_topic else LATER_PROPERTIES
         ignored = NOT_APPLICABLE_TO_TOPICS if is_topic else NOT_APPLICABLE
-        assert later.isdisjoint(property_names(model))
-        assert set(ignored).isdisjoint({*property_names(model), *later})
+        assert set(ignored).isdisjoint(property_names(model))
 
 
 @pytest.mark.parametrize(

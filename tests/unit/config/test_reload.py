@@ -109,6 +109,7 @@ def test_changed_secret_is_named_and_not_shown():
 
 def test_configuration_after_a_reload_has_the_new_remarks():
     """What the new file warns of is warned of."""
-    found = reloaded("", "topics: {a: {redpanda.remote.delete: true}}\nlog.roll.ms: 5\n")
+    topics = "topics: {a: {redpanda.remote.delete: true, redpanda.remote.read: false}}"
+    found = reloaded("", f"{topics}\nlog.roll.ms: 5\n")
     assert len(found.config.warnings) == len(found.config.notes) == 1
     assert "redpanda.remote.delete" in found.config.warnings[0]

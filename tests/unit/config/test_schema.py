@@ -116,7 +116,7 @@ def test_schema_accepts_what_the_daemon_accepts(line):
         "admin: 9640",
         "nonsense: 1",
         "broker2: {}",
-        "cloud_storage_idle_threshold_rps: 1",
+        "cloud_storage_idle_threshold_rps: -1",
     ],
 )
 def test_schema_refuses_what_the_daemon_refuses(line):

@@ -1,4 +1,4 @@
-"""Every property of the systems we implement: it works, it is not applicable, or it is refused as later."""
+"""Every property of the systems we implement: it works, or it is not applicable."""
 
 from typing import NamedTuple
 
@@ -25,10 +25,6 @@ class Works(NamedTuple):
 class NotApplicable(NamedTuple):
     default: object
     reason: str
-
-
-class Later(NamedTuple):
-    default: object
 
 
 RECOVERS = "it acts when a topic is created, and here a command does that: `tieringd recover`"
@@ -90,13 +86,17 @@ CLUSTER = {
     "cloud_storage_readreplica_manifest_sync_timeout_ms": Works(30_000, "1m"),
     "kafka_enable_describe_log_dirs_remote_storage": Works(True, "false"),
     # Housekeeping of the archive
-    "cloud_storage_idle_timeout_ms": Later(10_000),
-    "cloud_storage_idle_threshold_rps": Later(1),
+    "cloud_storage_idle_timeout_ms": Works(10_000, "1m"),
+    "cloud_storage_idle_threshold_rps": Works(1, "5"),
     "cloud_storage_housekeeping_interval_ms": Works(300_000, "1m"),
-    "cloud_storage_enable_segment_merging": Later(True),
-    "cloud_storage_segment_size_target": Later(None),
-    "cloud_storage_segment_size_min": Later(None),
-    "cloud_storage_target_manifest_size_bytes": Later(64 * 2**10),
+    "cloud_storage_enable_segment_merging": Works(True, "false"),
+    "cloud_storage_enable_scrubbing": Works(False, "true"),
+    "cloud_storage_partial_scrub_interval_ms": Works(3_600_000, "2h"),
+    "cloud_storage_full_scrub_interval_ms": Works(43_200_000, "1d"),
+    "cloud_storage_scrubbing_interval_jitter_ms": Works(600_000, "1m"),
+    "cloud_storage_segment_size_target": Works(None, "512MiB"),
+    "cloud_storage_segment_size_min": Works(None, "64MiB"),
+    "cloud_storage_target_manifest_size_bytes": Works(64 * 2**10, "128KiB"),
     # Retention. The documents' seven days are the broker's own default, which is asked for. Where there is no
     # broker, nobody has said that anything is to be deleted, and so nothing is.
     "log_retention_ms": Works(None, "7d"),
@@ -151,7 +151,6 @@ TOPIC = {
     "segment.ms": NotApplicable(None, ROLLS),
     "segment.bytes": NotApplicable(GIB, ROLLS),
 }
-LATER = "known property of tiered storage; this release does not implement it yet"
 
 
 def of(table, kind):
@@ -194,18 +193,6 @@ def test_property_that_is_not_applicable_is_accepted_and_reported(name, one, lin
     config = parsed(SMALLEST + text)
     assert config.notes == (f"{where}: not applicable: {one.reason}",)
     assert config.warnings == ()
-
-
-@pytest.mark.parametrize(
-    ("name", "one", "line"),
-    [(*param.values, cluster_line) for param in of(CLUSTER, Later)]
-    + [(*param.values, topic_line) for param in of(TOPIC, Later)],
-)
-def test_property_of_a_later_release_is_refused_even_with_its_default(name, one, line):
-    """A property that is accepted and does nothing would be worse than one that is refused."""
-    value = one.default if type(one.default) in (int, float) else "true"
-    text, where = line(name, value)
-    assert problems_of(SMALLEST + text) == [f"{where}: {LATER}"]
 
 
 def test_notes_come_in_the_order_of_the_lines_and_beside_faults():

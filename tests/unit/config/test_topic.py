@@ -435,6 +435,42 @@ def test_total_retention_says_whether_clients_read_the_archive():
     assert topic({"redpanda.remote.read": "true"}).total.is_read_remotely
 
 
+@pytest.mark.parametrize(
+    ("file", "broker", "expected"),
+    [
+        pytest.param("", {}, (1 << 30, 1 << 29), id="a-gibibyte"),
+        pytest.param("", {"segment.bytes": "1048576"}, (1 << 20, 1 << 19), id="topic's-segments"),
+        pytest.param(
+            "cloud_storage_segment_size_target: 64MiB\n", {}, (64 << 20, (64 << 20) * 4 // 5), id="target"
+        ),
+        pytest.param(
+            "cloud_storage_segment_size_target: 64MiB\ncloud_storage_segment_size_min: 1MiB\n",
+            {"segment.bytes": "1048576"},
+            (64 << 20, 1 << 20),
+            id="both",
+        ),
+    ],
+)
+def test_sizes_of_merged_segments_follow_from_the_topic_s(file, broker, expected):
+    """The cluster's target and minimum, or what the topic's own segment size gives."""
+    limits = topic({"redpanda.remote.write": "true", **broker}, file=file).merge_limits
+    assert (limits.target_bytes, limits.min_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("file", "broker"),
+    [
+        pytest.param("cloud_storage_enable_segment_merging: false\n", {}, id="turned-off"),
+        pytest.param("", {"cleanup.policy": "compact"}, id="compacted"),
+        pytest.param("", {"cleanup.policy": "compact,delete"}, id="compacted-and-deleted"),
+        pytest.param("", {"redpanda.remote.write": "false"}, id="not-written"),
+    ],
+)
+def test_segments_of_some_topics_are_not_merged(file, broker):
+    """Where it is turned off, where keys are compacted, and where nothing is archived."""
+    assert topic({"redpanda.remote.write": "true", **broker}, file=file).merge_limits is None
+
+
 def test_retention_pace_is_the_cluster_s():
     """It is the same for all topics, and follows a reload."""
     found = topic(file="cloud_storage_housekeeping_interval_ms: 1m\narchive_delete_delay_ms: 0\n")

@@ -32,6 +32,25 @@ def test_remote_delete_takes_write_and_read_and_no_replica(write, read, replica,
     assert found.remote_read is read
 
 
+@pytest.mark.parametrize(
+    ("entries", "stays"),
+    [
+        pytest.param("{}", False, id="nothing said"),
+        pytest.param("{orders: {redpanda.remote.delete: false}}", True, id="by name"),
+        pytest.param('{"*": {redpanda.remote.delete: false}}', True, id="for all"),
+        pytest.param(
+            '{"*": {redpanda.remote.delete: false}, orders: {redpanda.remote.delete: true}}',
+            False,
+            id="but one",
+        ),
+        pytest.param("{orders: {redpanda.remote.write: false}}", False, id="not written any more"),
+    ],
+)
+def test_file_says_by_name_whether_a_deleted_topic_stays(entries, stays):
+    """It holds for topics that no broker has any more, so nothing else decides."""
+    assert parsed(f"{TIERED}topics: {entries}\n").keeps_deleted("orders") is stays
+
+
 def test_remote_delete_is_off_while_tiering_is():
     """cloud_storage_enabled is the switch for this as well."""
     assert topic({"redpanda.remote.delete": "true"}, base=SMALLEST).remote_delete is False
@@ -40,9 +59,7 @@ def test_remote_delete_is_off_while_tiering_is():
 @pytest.mark.parametrize(
     ("properties", "words"),
     [
-        pytest.param(
-            "{redpanda.remote.delete: true}", "has no effect yet: this release deletes no", id="later"
-        ),
+        pytest.param("{redpanda.remote.delete: true}", None, id="on"),
         pytest.param("{redpanda.remote.delete: false}", None, id="off"),
         pytest.param(
             "{redpanda.remote.delete: true, redpanda.remote.read: false}",
@@ -62,7 +79,7 @@ def test_remote_delete_is_off_while_tiering_is():
     ],
 )
 def test_remote_delete_that_deletes_nothing_says_so(properties, words):
-    """An operator who asks for it in the file is told what it takes, and that nothing is deleted yet."""
+    """An operator who asks for it in the file is told where nothing is deleted, and what it takes."""
     warnings = parsed(TIERED + f"topics: {{orders: {properties}}}\n").warnings
     assert len(warnings) == (words is not None)
     if words is not None:
@@ -131,3 +148,26 @@ def test_local_limit_beside_kafkas_name_is_a_doubt(kind):
 def test_one_family_of_local_limits_is_no_doubt(name):
     """Either name alone is what it says."""
     assert parsed(TIERED + f"topics:\n  orders: {{{name}: 5000}}\n").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("broker", "file", "is_followed"),
+    [
+        pytest.param({"cleanup.policy": "compact"}, "", True, id="compact"),
+        pytest.param({"cleanup.policy": "compact,delete"}, "", True, id="compact and delete"),
+        pytest.param({"cleanup.policy": "delete"}, "", False, id="delete"),
+        pytest.param({}, "", False, id="says nothing"),
+        pytest.param(
+            {"cleanup.policy": "compact", "redpanda.remote.write": "false"}, "", False, id="no write"
+        ),
+        pytest.param(
+            {"cleanup.policy": "compact"},
+            "cloud_storage_enable_compacted_topic_reupload: false\n",
+            False,
+            id="switched off",
+        ),
+    ],
+)
+def test_archive_follows_compaction_of_compacted_topics(broker, file, is_followed):
+    """What compaction leaves is uploaded of topics that are compacted and written, unless that is off."""
+    assert topic(broker, file=file).reuploads_compacted is is_followed
