@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tieringd.metrics import GatewayCollector, Metrics
+from tieringd.metrics import Metrics
+from tieringd.metrics.gateway import GatewayCollector
 from tieringd.model.partition import TopicPartition
 
 GONE, KEPT = TopicPartition("orders", 12), TopicPartition("orders", 4)

@@ -1,5 +1,5 @@
 """
-Every metric in one list: name, labels, unit, meaning.
+Every metric: name, labels, unit, meaning. Those of the gateway and of work on the archive are beside this.
 
 Gauges that change with each round carry topic and partition; counters carry the topic only,
 so that ten thousand partitions do not become a hundred thousand series. Services get a
@@ -8,17 +8,22 @@ so that ten thousand partitions do not become a hundred thousand series. Service
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+
+from tieringd.metrics.archive_work import (
+    ExpiryCounters,
+    HousekeepingMetrics,
+    MergeCounters,
+    PurgeMetrics,
+    ReuploadCounters,
+    ScrubMetrics,
+)
+from tieringd.metrics.gateway import GatewayCollector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from prometheus_client.metrics_core import Metric
-
+    from tieringd.metrics.gateway import GatewaySource
     from tieringd.model.partition import TopicPartition
 
 _PARTITION = ("topic", "partition")
@@ -57,21 +62,6 @@ class DiskGauges:
         """Drop the series of a filesystem that is not seen any more."""
         for gauge in self.all:
             gauge.remove_by_labels(dict.fromkeys(_DISK, directory))
-
-
-class ExpiryCounters:
-    """What total retention took out of the archive, by topic."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str) -> Counter:
-            return Counter(f"tieringd_archive_{name}", text, ("topic",), registry=registry)
-
-        self.segments = counter("expired_segments", "Archived segments let go by total retention")
-        self.size_bytes = counter("expired_bytes", "Bytes of archived segments let go by total retention")
-        self.deleted_segments = counter(
-            "deleted_segments", "Segments whose objects were deleted from the archive"
-        )
-        self.all = (self.segments, self.size_bytes, self.deleted_segments)
 
 
 class StrayPins:
@@ -165,53 +155,6 @@ class CacheMetrics:
         self.all = tuple(vars(self).values())
 
 
-class GatewaySource(Protocol):
-    """What a gateway tells of itself when it is asked."""
-
-    @property
-    def open_connections(self) -> int:
-        """Return how many clients are connected."""
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Return what all connections hold in memory."""
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Return what was counted since the start, by the names in `GatewayCollector`."""
-
-
-class GatewayCollector(Collector):
-    """The gateway's own counts, read when a scrape comes: nothing is counted twice for every message."""
-
-    COUNTERS: Final = {
-        "accepted_connections": "Clients that were let in",
-        "refused_connections": "Clients that were turned away at the limit of connections",
-        "broken_connections": "Connections that were ended for what came on them, or by the broker's refusal",
-        "from_client_bytes": "Bytes that clients sent",
-        "from_broker_bytes": "Bytes that the broker sent",
-        "archived_answers": "Answers with something of the archive in them",
-    }
-
-    def __init__(self, gateway: GatewaySource) -> None:
-        self._gateway = gateway
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield what there is to tell now."""
-        gateway = self._gateway
-        yield GaugeMetricFamily(
-            "tieringd_gateway_connections", "Clients that are connected", value=gateway.open_connections
-        )
-        yield GaugeMetricFamily(
-            "tieringd_gateway_buffered_bytes",
-            "Bytes that the gateway's connections hold in memory",
-            value=gateway.buffered_bytes,
-        )
-        counts = gateway.counts
-        for name, meaning in self.COUNTERS.items():
-            yield CounterMetricFamily(f"tieringd_gateway_{name}", meaning, value=counts[name])
-
-
 class Metrics:
     """The metrics of one daemon, in a registry of their own."""
 
@@ -260,8 +203,7 @@ class Metrics:
             "upload_share_ratio",
             "Part of the partitions of all archived topics of this broker that it leads, 0 to 1",
         )
-        self.space = SpaceMetrics(self.registry)
-        self.cache = CacheMetrics(self.registry)
+        self.space, self.cache = SpaceMetrics(self.registry), CacheMetrics(self.registry)
         self.paused_topics = gauge("paused_topics", "Topics of this broker that an operator has paused")
         self.pinned_bytes = gauge(
             "pinned_bytes", "Bytes that only our pins hold: the broker has deleted them, undurable"
@@ -285,7 +227,14 @@ class Metrics:
         self.trims = counter("trimmed_segments", "Local segments let go", ("topic",))
         self.trimmed_bytes = counter("trimmed_bytes", "Bytes of local segments let go", ("topic",))
         self.trim_failures = counter("trim_failures", "Trims that were refused or failed", ("topic", "error"))
-        self.expired = ExpiryCounters(self.registry)
+        self.expired, self.merged, self.reuploaded, self.scrub, self.purge, self.housekeeping = (
+            ExpiryCounters(self.registry),
+            MergeCounters(self.registry),
+            ReuploadCounters(self.registry),
+            ScrubMetrics(self.registry),
+            PurgeMetrics(self.registry),
+            HousekeepingMetrics(self.registry),
+        )
         self.replaced_offsets = counter(
             "archive_replaced_offsets", "Offsets replaced after an unclean leader election", ("topic",)
         )

@@ -1,0 +1,151 @@
+"""What is done to the archive after uploads: retention, merging, compaction, scrubbing, purging, and when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import Counter, Gauge
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+
+class ExpiryCounters:
+    """What total retention took out of the archive, by topic."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"tieringd_archive_{name}", text, ("topic",), registry=registry)
+
+        self.segments = counter("expired_segments", "Archived segments let go by total retention")
+        self.size_bytes = counter("expired_bytes", "Bytes of archived segments let go by total retention")
+        self.deleted_segments = counter(
+            "deleted_segments", "Segments whose objects were deleted from the archive"
+        )
+        self.all = (self.segments, self.size_bytes, self.deleted_segments)
+
+
+class PurgeMetrics:
+    """The archives of deleted topics."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.topics = Gauge(
+            "tieringd_archive_topics",
+            "Topics in the bucket of this cluster, by the state of their archive",
+            ("lifecycle",),
+            registry=registry,
+        )
+        self.purged_topics = Counter(
+            "tieringd_archive_purged_topics", "Topics whose archive was purged", registry=registry
+        )
+        self.purged_objects = Counter(
+            "tieringd_archive_purged_objects",
+            "Objects of deleted topics that were deleted",
+            registry=registry,
+        )
+        self.all = (self.topics, self.purged_topics, self.purged_objects)
+
+
+class MergeCounters:
+    """Merging of adjacent segments."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tieringd_archive_{name}", text, ("topic", *labels), registry=registry)
+
+        self.segments = counter("merged_segments", "Archived segments that were merged with neighbours")
+        self.size_bytes = counter("merged_bytes", "Bytes of archived segments that were merged")
+        self.host_bytes = counter(
+            "merge_host_bytes", "Of these, bytes that came through this host: the store could not join them"
+        )
+        self.failures = counter("merge_failures", "Runs of segments that can never be merged", "error")
+
+    @property
+    def all(self) -> tuple[Counter, ...]:
+        """Return every counter."""
+        return (self.segments, self.size_bytes, self.host_bytes, self.failures)
+
+
+class HousekeepingMetrics:
+    """Work on the archive that waits for an idle object store."""
+
+    STATES: Final = ("active", "paused", "idle")
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tieringd_housekeeping_{name}", text, labels, registry=registry)
+
+        self.state = Gauge(
+            "tieringd_housekeeping_state",
+            "1 for what housekeeping does: active, paused by traffic, or idle with nothing to do",
+            ("state",),
+            registry=registry,
+        )
+        self.covered_at = Gauge(
+            "tieringd_housekeeping_last_success_timestamp_seconds",
+            "When a kind of work last had gone over all partitions, in Unix time",
+            ("job",),
+            registry=registry,
+        )
+        self.rounds = counter("rounds", "Rounds in which each kind of work had done all there was")
+        self.turns = counter("turns", "Turns that were given, to an idle store or forced", "job", "reason")
+        self.requests = counter("requests", "Object store requests of turns, about", "job")
+        self.failures = counter("failures", "Turns that failed and come again later", "job", "error")
+        self.pauses = counter("pauses", "Times that work had to wait for the object store to be idle")
+
+    @property
+    def all(self) -> tuple[Counter | Gauge, ...]:
+        """Return every metric."""
+        return tuple(vars(self).values())
+
+    def show_state(self, state: str) -> None:
+        """Show what housekeeping does now."""
+        for one in self.STATES:
+            self.state.labels(one).set(one == state)
+
+
+class ReuploadCounters:
+    """Archived segments whose place was taken by what compaction left of them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tieringd_archive_{name}", text, ("topic", *labels), registry=registry)
+
+        self.segments = counter(
+            "compacted_segments", "Archived segments replaced by what the broker's compaction left of them"
+        )
+        self.bytes_before = counter("compacted_bytes_before", "Bytes of these segments")
+        self.bytes_after = counter("compacted_bytes_after", "Bytes of what took their place")
+        self.failures = counter("compacted_failures", "Compacted segments that cannot be read", "error")
+
+    @property
+    def all(self) -> tuple[Counter, ...]:
+        """Return every counter."""
+        return (self.segments, self.bytes_before, self.bytes_after, self.failures)
+
+
+class ScrubMetrics:
+    """What scrubbing found in the archive, and did about it."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"tieringd_scrub_{name}", text, labels, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"tieringd_scrub_{name}", text, labels, registry=registry)
+
+        self.faults = gauge("faults", "Faults of led partitions that the last looks found and left", "kind")
+        self.orphans = gauge(
+            "orphans", "Objects that no manifest names, not in quarantine, at the last search"
+        )
+        self.orphan_bytes = gauge("orphan_bytes", "Bytes of these objects")
+        self.last_full = gauge(
+            "last_full_timestamp_seconds",
+            "When the last whole look at the led partition with the oldest one was; 0: one has none yet",
+        )
+        self.objects = counter("objects", "Objects that were compared with their manifests")
+        self.size_bytes = counter("bytes", "Bytes of the data objects among them")
+        self.mended = counter("mended", "Faults that were mended", "kind")
+        self.quarantined = counter("quarantined_objects", "Orphans that were put into quarantine")
+        self.deleted = counter("deleted_objects", "Orphans that were deleted after their time in quarantine")
+        self.all = tuple(vars(self).values())
