@@ -18,7 +18,7 @@ from tieringd.model.log_dirs import LogDirSizes, ReplicaSize
 from tieringd.model.partition import ClusterView, Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tests.fakes.log_writer import LogWriter
     from tieringd.model.client_quota import QuotaEntity
@@ -48,6 +48,12 @@ class FakeBroker:
         self.epochs: dict[TopicPartition, int] = {each.name: each.epochs[-1][0] for each in writers}
         self.followed: dict[TopicPartition, int] = {}
         """Partitions that another broker leads, and its epoch."""
+        self.cluster_topics: dict[str, set[str]] = {
+            each.identified.topic: {each.identified.topic_id} for each in writers
+        }
+        """The ids of the topics that the cluster has, by name."""
+        self.untold: set[str] = set()
+        """Topics of which the cluster does not tell whether they are there, or how they are configured."""
         self.configs: dict[str, dict[str, str]] = {}
         self.bounds_errors: dict[TopicPartition, TieringError] = {}
         self.node = 0
@@ -71,6 +77,17 @@ class FakeBroker:
     async def cluster_id(self) -> str:
         """Return the cluster's id."""
         return await self._answer("cluster_id", lambda: CLUSTER)
+
+    async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
+        """Return the ids of the topics in `cluster_topics`; of those in `untold` nothing."""
+        return await self._answer(
+            "topic_ids",
+            lambda: {
+                name: frozenset(self.cluster_topics.get(name, set()))
+                for name in topics
+                if name not in self.untold
+            },
+        )
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """Return those of *found* that this broker leads, and those in *followed* as followed."""
@@ -109,7 +126,8 @@ class FakeBroker:
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         """Return what is set on each topic."""
         return await self._answer(
-            "topic_configs", lambda: {each: self.configs.get(each, {}) for each in topics}
+            "topic_configs",
+            lambda: {each: self.configs.get(each, {}) for each in topics if each not in self.untold},
         )
 
     async def topic_overrides(self, topic: str) -> Mapping[str, str]:

@@ -81,6 +81,21 @@ async def led_by(broker, found):
     return {name: one.leader_epoch for name, one in replicas.items() if one.is_leader}
 
 
+async def test_topic_ids_are_those_that_the_cluster_has_now(kafka, broker, topic):
+    """A deleted topic has none, one that is created again has another; asking creates none."""
+    await kafka.create_topic(topic)
+    old_id = (await local_partition(kafka, topic)).topic_id
+    never = f"{topic}-never"
+    assert await broker.topic_ids([topic, never]) == {topic: frozenset({old_id}), never: frozenset()}
+    await kafka.delete_topic(topic)
+    assert await broker.topic_ids([topic]) == {topic: frozenset()}
+    await kafka.create_topic(topic)
+    (new_id,) = (await broker.topic_ids([topic, never]))[topic]
+    assert new_id != old_id
+    assert await broker.topic_ids([]) == {}
+    assert (await broker.topic_ids([never])) == {never: frozenset()}
+
+
 async def test_led_partitions_gives_every_partition_with_its_epoch(kafka, broker, topic):
     """Partitions of a new topic are led, since epoch 0, by the broker that holds them."""
     await kafka.create_topic(topic, partitions=2)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from tieringd.errors import TieringError
     from tieringd.model.client_quota import QuotaEntity
@@ -35,6 +35,14 @@ class Broker(Protocol):
 
         Raises:
             BrokerDenied: There is no broker, or the configuration does not tell which one it is.
+        """
+
+    async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
+        """
+        Return which ids the topics of these names have now, as every live broker of the cluster tells.
+
+        More than one where brokers disagree; none where all of them say that there is no such topic. A
+        name is left out where that is not known for certain: only what is there proves that a topic is gone.
         """
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:

@@ -27,7 +27,7 @@ from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
 from tieringd.model.partition import ClusterView, LogBounds, Replica
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from tieringd.errors import TieringError
     from tieringd.model.client_quota import QuotaEntity
@@ -83,6 +83,12 @@ class DirectoryBroker:
                 hint="Set cluster_id to a name of your own; it is part of every object's key",
             )
         return scan.cluster_id
+
+    async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
+        """Return those in the log directories; one that is missing does not say that a topic is gone."""
+        scan = await asyncio.to_thread(scan_log_dirs, self._log_dirs)
+        ids = {each.topic_partition.topic: frozenset({each.topic_id}) for each in scan.partitions}
+        return {name: ids[name] for name in topics if name in ids}
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """Return every partition of *found* as led whose leader epoch can be read; 0 when it has none."""

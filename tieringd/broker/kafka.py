@@ -5,13 +5,13 @@ Metadata tells who leads what and under which epoch, ListOffsets the bounds of a
 and DescribeClientQuotas what is set; DeleteRecords trims. Records are never fetched; the log
 directory has them.
 
-Everything but Metadata goes to the broker beside us, for the partitions that it leads. Only the
-log directories (`broker.kafka_log_dirs`) are asked of every broker.
+Everything but Metadata goes to the broker beside us, for the partitions that it leads. Only the log
+directories (`broker.kafka_log_dirs`) and the ids of topics (`broker.kafka_topic_ids`) are asked of
+every broker.
 """
 
 from __future__ import annotations
 
-import base64
 from collections import defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -30,13 +30,13 @@ from tieringd.broker.kafka_protocol import (
     KafkaRequest,
     KafkaSettings,
 )
+from tieringd.broker.kafka_topic_ids import metadata_request, text_of, topic_ids
 from tieringd.errors import BrokerDenied, BrokerUnavailable, TieringError
 from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from types import ModuleType
-    from uuid import UUID
 
     from kio.schema.delete_records.v2 import DeleteRecordsResponse
     from kio.schema.list_offsets.v9 import ListOffsetsResponse
@@ -102,8 +102,20 @@ class KafkaBroker:
         """Return the id and the number of partitions of a topic; None where the cluster has none so named."""
         for found in (await self._metadata({topic})).topics:
             if found.name == topic and found.error_code is ErrorCode.none:
-                return _topic_id(getattr(found, "topic_id", None)), len(found.partitions)
+                return text_of(getattr(found, "topic_id", None)), len(found.partitions)
         return None
+
+    async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
+        """
+        Return by name the ids that any live broker gives a topic; none where all say that there is no such.
+
+        A name of which one does not tell is left out.
+
+        Raises:
+            BrokerUnavailable: A live broker does not answer.
+        """
+        brokers = (await self._metadata(())).brokers
+        return await topic_ids(self._connections, [(each.host, int(each.port)) for each in brokers], topics)
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """
@@ -123,7 +135,7 @@ class KafkaBroker:
             if topic.name is None or topic.error_code is not ErrorCode.none:
                 self._report(topic.name, topic.error_code)
                 continue
-            ids[topic.name] = _topic_id(getattr(topic, "topic_id", None))
+            ids[topic.name] = text_of(getattr(topic, "topic_id", None))
             counts[topic.name] = len(topic.partitions)
             for partition in topic.partitions:
                 # A directory that is no replica any more is on its way out, after a reassignment.
@@ -234,23 +246,7 @@ class KafkaBroker:
 
     async def _metadata(self, topics: Iterable[str]) -> MetadataResponse:
         """Ask the first broker that answers: the one beside us, or one of the bootstrap addresses."""
-        names = sorted(topics)
-
-        def build(module: ModuleType) -> Any:
-            # Topic ids came with version 10; Redpanda speaks older ones as well.
-            ids = {"topic_id": None} if _has_field(module.MetadataRequestTopic, "topic_id") else {}
-            flags = {
-                flag: False
-                for flag in (
-                    "allow_auto_topic_creation",
-                    "include_cluster_authorized_operations",
-                    "include_topic_authorized_operations",
-                )
-                if _has_field(module.MetadataRequest, flag)
-            }
-            topics = tuple(module.MetadataRequestTopic(name=name, **ids) for name in names)
-            return module.MetadataRequest(topics=topics, **flags)
-
+        build = metadata_request(topics)
         response: MetadataResponse | None = None
         failures: list[BrokerUnavailable] = []
         for address in self._known_addresses():
@@ -356,11 +352,6 @@ class KafkaBroker:
         )
 
 
-def _has_field(message: type[Any], name: str) -> bool:
-    """Say whether a message has a field in the version that was chosen."""
-    return name in message.__dataclass_fields__
-
-
 def _bounds(
     partition: TopicPartition, *answers: Mapping[TopicPartition, int | TieringError]
 ) -> LogBounds | TieringError:
@@ -375,9 +366,3 @@ def _bounds(
     start, stable, end = offsets
     # A new leader's high watermark may be behind the old one's: what both saw is stable.
     return LogBounds(log_start_offset=start, last_stable_offset=min(stable, end), log_end_offset=end)
-
-
-def _topic_id(topic_id: UUID | None) -> str:
-    if topic_id is None:
-        return NO_TOPIC_ID
-    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")

@@ -36,7 +36,7 @@ from tieringd.formats.checkpoints import (
     encode_partition_metadata,
     parse_offset_checkpoint,
 )
-from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH, exchange_epochs, under_first_epoch
+from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH, exchange_epochs, pieces_under_first_epoch
 from tieringd.formats.log_names import FileKind, encode_file_name, parse_file_name
 from tieringd.formats.missing_indexes import aborted_index, whole_indexes
 from tieringd.formats.producer_snapshot import EMPTY_PRODUCER_SNAPSHOT
@@ -284,7 +284,7 @@ class SegmentWriter:
             LocalFileError: The disk refuses; what is half written is removed by `close`.
         """
         with _translated(self._part):
-            for piece in under_first_epoch(batch):
+            for piece in pieces_under_first_epoch(batch):
                 self._file.write(piece)
         self._checksum = crc32c(batch, self._checksum)
 

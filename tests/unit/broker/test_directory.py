@@ -109,6 +109,13 @@ async def test_cluster_id_comes_from_the_log_directory(broker, tmp_path):
     assert await DirectoryBroker([str(tmp_path)], cluster_id="configured").cluster_id() == "configured"
 
 
+async def test_topic_ids_are_told_of_what_is_there_and_of_nothing_else(broker, orders):
+    """A directory that is missing does not say that a topic is gone."""
+    (Path(orders.path) / "partition.metadata").write_text(f"version: 0\ntopic_id: {_TOPIC_ID}")
+    name = orders.topic_partition.topic
+    assert await broker.topic_ids([name, "missing"]) == {name: frozenset({_TOPIC_ID})}
+
+
 async def test_cluster_id_that_nobody_says_is_denied(broker):
     """Without any id the operator has to name one, for it is part of every key."""
     with pytest.raises(BrokerDenied, match="Set cluster_id"):
