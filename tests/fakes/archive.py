@@ -134,8 +134,8 @@ def archive_in(
         layout=layout,
         catalog=Catalog(store, manifests),
         reader=reader,
-        records=RecordReader(remote_log, reader),
-        verifier=Verifier(store, remote_log),
+        records=RecordReader(remote_log, reader, manifests.spillovers),
+        verifier=Verifier(store, manifests.spillovers),
         history=History(store, manifests, now_ms=clock),
     )
 

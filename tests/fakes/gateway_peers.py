@@ -6,14 +6,22 @@ import asyncio
 import struct
 from contextlib import asynccontextmanager
 
-from tests.support.kafka_messages import fetch_request, fetch_response, response_frame
+from tests.support.kafka_messages import (
+    fetch_request,
+    fetch_response,
+    milliseconds,
+    request_module,
+    response_frame,
+)
 from tieringd.formats.kafka_wire.fetch_answer import Replacement
-from tieringd.services.gateway.archive_answers import ArchivedFetch, NoArchive
+from tieringd.services.gateway.archive_answers import ArchivedFetch, NoArchive, Onward
 from tieringd.services.gateway.server import GatewayServer
 from tieringd.services.gateway.settings import GatewaySettings
 
 METADATA = 3
 MIB = 1 << 20
+LAST_OFFSET = 999
+"""Of what is archived of topic "old"."""
 
 
 class TopicArchive(NoArchive):
@@ -27,6 +35,9 @@ class TopicArchive(NoArchive):
         self.questions = []
         self.released = 0
         self.is_writable = True
+        self.step = None
+        """How many offsets are in an answer; by default nobody knows where one ends."""
+        self.failure = None
 
     def may_produce(self):
         return self.is_writable
@@ -42,8 +53,16 @@ class TopicArchive(NoArchive):
         except asyncio.CancelledError:
             self.is_cancelled.set()
             raise
+        if self.failure is not None:
+            raise self.failure
         answers = {key: Replacement(9, 9, 0, records=(b"archived",)) for key in question.partitions}
-        return ArchivedFetch(answers, self._release)
+        onward = {}
+        if self.step is not None:
+            onward = {
+                key: Onward(one.fetch_offset + self.step, LAST_OFFSET)
+                for key, one in question.partitions.items()
+            }
+        return ArchivedFetch(answers, self._release, onward)
 
     def _release(self):
         self.released += 1
@@ -80,8 +99,10 @@ async def closed(client) -> bytes:
             return b""
 
 
-def fetch(topics=("old",), *, version=12, **values):
-    return fetch_request(version, {topic: {0: {"fetch_offset": 3}} for topic in topics}, **values)
+def fetch(topics=("old",), *, version=12, offsets=None, **values):
+    """Return a request for partition 0 of *topics*, or for partitions at their *offsets*."""
+    partitions = {number: {"fetch_offset": offset} for number, offset in (offsets or {0: 3}).items()}
+    return fetch_request(version, dict.fromkeys(topics, partitions), **values)
 
 
 def fetched(head, topics, *, version=12):
@@ -90,3 +111,14 @@ def fetched(head, topics, *, version=12):
 
 def partition_of(answer, topic):
     return next(each for each in answer.responses if each.topic == topic).partitions[0]
+
+
+def produce(version, *, acks, topic="t"):
+    """Return a request to write 300 kB."""
+    module = request_module(0, version)
+    partition = module.PartitionProduceData(index=4, records=b"r" * 300_000)
+    return module.ProduceRequest(
+        acks=acks,
+        timeout=milliseconds(5),
+        topic_data=(module.TopicProduceData(name=topic, partition_data=(partition,)),),
+    )

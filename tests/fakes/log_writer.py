@@ -29,7 +29,7 @@ from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 TOPIC_ID = "W1xNUlUlTfigw_K-dvdxsA"
 CLUSTER = "cluster"
@@ -159,6 +159,30 @@ class LogWriter:
         self._touch(self.log_path(last.base_offset))
         self.epochs = [each for each in self.epochs if each[1] < offset] or self.epochs[:1]
         self._write_epochs()
+
+    def compact(self, *bases: int, without: Collection[int] = ()) -> None:
+        """
+        Put one file in the place of the closed segments that begin at *bases*, as the broker's cleaner does.
+
+        The batches that begin at the offsets *without* are left out, as if all their keys were written again.
+        """
+        group = [each for each in self._segments if each.base_offset in bases]
+        assert [each.base_offset for each in group] == list(bases), "a cleaner takes neighbours, in order"
+        assert group[-1] is not self._segments[-1], "a cleaner leaves the active segment alone"
+        kept = [each for one in group for each in one.batches if each.base_offset not in without]
+        cleaned = _Segment(bases[0], kept)
+        place = self._segments.index(group[0])
+        self._segments[place : place + len(group)] = [cleaned]
+        path = self.log_path(bases[0])
+        # Beside the old file, so that the new one has another inode.
+        swap = path.with_suffix(".log.swap")
+        swap.write_bytes(cleaned.data)
+        self._touch(swap)
+        for base_offset in bases:
+            self._unlink(base_offset)
+        for kind, data in self._indexes(cleaned).items():
+            self._write_file(encode_file_name(bases[0], kind), data)
+        swap.rename(path)
 
     def drop_head(self) -> None:
         """Delete the oldest segment, as the broker's own retention does."""

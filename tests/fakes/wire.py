@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-EFFECTS = frozenset({"put", "delete_many", "trim", "alter_client_quotas"})
+EFFECTS = frozenset({"put", "join", "delete_many", "trim", "alter_client_quotas"})
 """The operations that change something outside of the daemon."""
 
 

@@ -65,10 +65,9 @@ class Promises:
         if earlier != manifest:
             for gap in manifest.gaps:
                 assert self._is_dropped(writer, gap.base_offset, gap.next_offset), f"{name}: {gap} never was"
-            segments = list(manifest.segments)
             if earlier is not None:
                 kept = self._check_expired(writer, manifest, earlier)
-                assert segments[: len(kept)] == kept, f"{name}: history changed"
+                self._check_kept(writer, manifest, kept)
                 gaps = tuple(gap for gap in earlier.gaps if gap.base_offset >= manifest.start_offset)
                 assert manifest.gaps[: len(gaps)] == gaps, f"{name}: history changed"
                 assert manifest.leader_epoch >= earlier.leader_epoch, f"{name}: a deposed leader wrote"
@@ -77,7 +76,7 @@ class Promises:
             data = self._object(data_key(manifest.partition, segment))
             assert data is not None, f"{name}: the object of {segment} is not in the bucket"
             assert (len(data), crc32c(data)) == (segment.size_bytes, segment.crc32c), f"{name}: {segment}"
-            assert data == writer.data_of(segment.base_offset), f"{name}: {segment} holds other bytes"
+            assert data == _written(writer, segment), f"{name}: {segment} holds other bytes"
             sidecar = self._object(index_key(manifest.partition, segment))
             assert sidecar is not None, f"{name}: the index of {segment} is not in the bucket"
             assert len(sidecar) == segment.index_size_bytes, f"{name}: {segment}"
@@ -99,6 +98,17 @@ class Promises:
             assert segment in retired or not is_there, f"{writer.name}: nobody will delete {segment}"
         return kept
 
+    def _check_kept(self, writer: LogWriter, manifest: PartitionManifest, kept: list[RemoteSegment]) -> None:
+        """What was held is held as it was, or as a part of a merge, and then its objects go later."""
+        retired = [segment for one in manifest.retired for segment in one.segments]
+        for segment in kept:
+            found = manifest.segments.covering(segment.base_offset)
+            if found != segment:
+                assert found is not None, f"{writer.name}: {segment} is gone"
+                assert found.next_offset >= segment.next_offset, f"{writer.name}: history changed"
+                is_there = self._object(data_key(manifest.partition, segment)) is not None
+                assert segment in retired or not is_there, f"{writer.name}: nobody will delete {segment}"
+
     def _check_trimmed(self, writer: LogWriter, manifest: PartitionManifest | None) -> None:
         """Every segment that is gone, and that the broker did not delete itself, is in the archive."""
         on_disk = set(writer.bases_on_disk)
@@ -111,7 +121,8 @@ class Promises:
                     continue
             stored = manifest.segments.covering(base_offset) if manifest else None
             assert stored is not None, f"{writer.name}: segment {base_offset} was trimmed and is nowhere"
-            assert stored.base_offset == base_offset, f"{writer.name}: {base_offset} was trimmed"
+            is_merged = stored.base_offset in writer.bases
+            assert stored.base_offset == base_offset or is_merged, f"{writer.name}: {base_offset} was trimmed"
             # That its object has the written bytes was just checked with the manifest.
 
     def _is_dropped(self, writer: LogWriter, base_offset: int, next_offset: int) -> bool:
@@ -127,3 +138,9 @@ class Promises:
     def _object(self, key: str) -> bytes | None:
         found = self._store._objects.get(key)
         return None if found is None else found[0]
+
+
+def _written(writer: LogWriter, segment: RemoteSegment) -> bytes:
+    """Return what a stored segment has to hold: mostly of one local segment, of several once merged."""
+    bases = [base for base in writer.bases if segment.base_offset <= base <= segment.last_offset]
+    return b"".join(writer.data_of(base) for base in bases)

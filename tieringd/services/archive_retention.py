@@ -1,6 +1,7 @@
 """
 Archive retention: one partition's stored segments that are past total retention go, in two steps.
 
+So do those whose records a user deleted on the broker (`policies.user_deletion`).
 First the manifest no longer names them, and from then on they do not exist for readers. Their
 objects follow after a delay, for readers that began before. Each step is a commit under our leader
 epoch; a crash between them leaves a manifest that says what is still to be deleted.
@@ -11,27 +12,39 @@ What goes, and why the rest stays, is decided in `policies.total_retention`.
 from __future__ import annotations
 
 import math
+from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import data_key
+from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spilling import spillover_deleted, spillover_expired
 from tieringd.policies.total_retention import FirstLook, expiry_due_ms, plan_total_retention
+from tieringd.policies.user_deletion import users_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.policies.total_retention import TotalRetentionPlan
     from tieringd.services.claim import Claim
     from tieringd.services.manifest_store import StoredManifest
     from tieringd.services.observation import Observation
     from tieringd.services.remote_log import RemoteLog
+    from tieringd.services.spillover_manifests import SpilloverManifests
 
 log = structlog.get_logger(__name__)
 
+SPILLED_PARTS_MAX = 16
+"""Spillover manifests that one look goes through: what expires later is for later looks."""
 DELETED_AT_ONCE_MAX = 500
 """Segments whose objects are deleted in one step: uploads do not wait long behind a large deletion."""
 
@@ -58,9 +71,11 @@ class ArchiveRetention:
         *,
         claim: Claim,
         remote_log: RemoteLog,
+        spillovers: SpilloverManifests,
         metrics: Metrics,
         now_ms: Callable[[], int],
     ) -> None:
+        self._spillovers = spillovers
         self._partition = partition
         self._claim = claim
         self._remote_log = remote_log
@@ -74,13 +89,26 @@ class ArchiveRetention:
         """
         Delete objects that are due, then let go of what is past retention; return the segments of both.
 
+        Where a spillover manifest is missing or damaged nothing goes, and whoever called goes on.
+
         Raises:
             FencedError: Another writer owns the manifest now.
             StorageUnavailable: Another step goes on from here.
         """
-        stored, deleted = await self._delete_retired(
-            stored, delay_ms=seen.topic.retention_pace.delete_delay_ms
-        )
+        try:
+            return await self._step(stored, seen)
+        except (ObjectNotFound, CorruptDataError) as error:
+            self._last = _Look(seen, self._now_ms())
+            self._log.error(
+                "nothing is deleted: the archive's older segments cannot be told", error=str(error)
+            )
+            return self._claim.newest(stored), 0
+
+    async def _step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
+        delay_ms = seen.topic.retention_pace.delete_delay_ms
+        stored, deleted = await self._delete_spilled(stored, delay_ms=delay_ms)
+        if not deleted:
+            stored, deleted = await self._delete_retired(stored, delay_ms=delay_ms)
         if self._is_due(stored.existing, seen):
             stored, expired = await self._look(stored, seen)
             return stored, deleted + expired
@@ -89,7 +117,10 @@ class ArchiveRetention:
     def due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return from when on a step has something to do, if nothing but the time changes."""
         pace = seen.topic.retention_pace
-        retired_at_ms = manifest.retired[0].retired_at_ms if manifest.retired else math.inf
+        times = [one.retired_at_ms for one in manifest.retired[:1]]
+        if manifest.spillover is not None:
+            times += [one.retired_at_ms for one in manifest.spillover.retired[:1]]
+        retired_at_ms = min(times, default=math.inf)
         look_ms = expiry_due_ms(manifest, seen.topic.total, self._first, interval_ms=pace.interval_ms)
         if self._last is None or self._last.seen is not seen:
             look_ms = -math.inf
@@ -99,7 +130,7 @@ class ArchiveRetention:
 
     def _is_due(self, manifest: PartitionManifest, seen: Observation) -> bool:
         """Say whether it is time for a look; a clock that was set back does not put one off."""
-        if not manifest.segments:
+        if not manifest.segment_count:
             return False
         if self._last is None:
             return True
@@ -108,45 +139,125 @@ class ArchiveRetention:
 
     async def _look(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """Let go of what this look and an earlier one find; return how many segments that were."""
-        now_ms, manifest, limits = self._now_ms(), stored.existing, seen.topic.total
+        now_ms, manifest, first = self._now_ms(), stored.existing, self._first
         log_start_offset = seen.bounds.log_start_offset
-        found = plan_total_retention(
-            manifest, seen.log, limits, log_start_offset=log_start_offset, now_ms=now_ms
-        )
-        first = self._first
-        agreed = plan_total_retention(
+        deleted_before = users_start(seen.log, manifest, log_start_offset=log_start_offset)
+        plan = partial(
+            plan_total_retention,
             manifest,
             seen.log,
-            limits,
+            seen.topic.total,
             log_start_offset=log_start_offset,
             now_ms=now_ms,
-            up_to=first.start_offset if first else manifest.start_offset,
         )
-        if agreed.segments:
-            stored = await self._claim.commit(stored, manifest.expired(agreed.segments, now_ms=now_ms))
+        oldest = await self._oldest_spilled(manifest, partial(plan, deleted_before=deleted_before))
+        found = plan(oldest=oldest, deleted_before=deleted_before)
+        agreed = plan(
+            up_to=first.start_offset if first else manifest.start_offset,
+            oldest=oldest,
+            deleted_before=_smaller(deleted_before, first.deleted_before if first else None),
+        )
+        if agreed.first_offset > manifest.start_offset:
+            left = _without(manifest, agreed, oldest, now_ms=now_ms)
+            stored = await self._claim.commit(stored, left)
             self._metrics.expired.segments.labels(self._partition.topic).inc(agreed.segments)
             self._metrics.expired.size_bytes.labels(self._partition.topic).inc(agreed.size_bytes)
             self._log.info(
-                "archived segments are past total retention",
-                start_offset=agreed.start_offset,
+                "archived records are past total retention, or a user deleted them",
+                start_offset=left.start_offset,
+                deleted_before=deleted_before,
                 segments=agreed.segments,
                 size_bytes=agreed.size_bytes,
                 objects_go_in_seconds=seen.topic.retention_pace.delete_delay_ms / 1000,
             )
         self._last = _Look(seen, now_ms)
-        is_more = found.start_offset > agreed.start_offset
-        self._first = FirstLook(found.start_offset, now_ms) if is_more else None
+        is_more = found.first_offset > agreed.first_offset
+        self._first = FirstLook(found.start_offset, now_ms, deleted_before) if is_more else None
         return stored, agreed.segments
+
+    async def _oldest_spilled(
+        self, manifest: PartitionManifest, plan: Callable[..., TotalRetentionPlan]
+    ) -> SegmentTable | None:
+        """
+        Return the oldest segments that are held, where they are spilled: no more than one look is for.
+
+        No part is loaded that is far behind the first segment that stays by *plan*.
+        """
+        if manifest.live_offset == manifest.start_offset:
+            return None
+        oldest = SegmentTable.of()
+        async with aclosing(self._spillovers.pieces(manifest, from_offset=manifest.start_offset)) as pieces:
+            loaded = 0
+            async for piece in pieces:
+                if piece.start_offset >= manifest.live_offset or loaded == SPILLED_PARTS_MAX:
+                    break
+                oldest, loaded = SegmentTable.joined([oldest, piece.segments]), loaded + 1
+                # A plan looks at each row: it is made for twice as many each time.
+                if loaded.bit_count() == 1 and plan(oldest=oldest).segments < len(oldest):
+                    break
+        return oldest
+
+    async def _delete_spilled(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
+        """Delete what expired long enough ago of the spilled segments; return how many were looked at."""
+        manifest, spillover = stored.existing, stored.existing.spillover
+        limit_ms = self._now_ms() - delay_ms
+        marks = list(
+            takewhile(lambda one: one.retired_at_ms <= limit_ms, spillover.retired if spillover else ())
+        )
+        if spillover is None or not marks or not await self._claim.is_current():
+            return stored, 0
+        due: list[RemoteSegment] = []
+        begin, end = spillover.begin_offset, marks[-1].next_offset
+        async with aclosing(self._spillovers.parts(manifest, from_offset=begin)) as parts:
+            async for part in parts:
+                due += part.segments.overlapping(max(begin, part.base_offset), min(end, part.next_offset))
+                if len(due) >= DELETED_AT_ONCE_MAX or part.next_offset >= end:
+                    break
+        due = due[:DELETED_AT_ONCE_MAX]
+        gone = self._unnamed(manifest, due)
+        await self._remote_log.delete_segments(self._partition, gone)
+        next_offset = due[-1].next_offset
+        stored = await self._claim.commit(stored, spillover_deleted(manifest, next_offset))
+        # Whatever ends before has nothing that is held or to be deleted, whoever left it.
+        ended = await self._spillovers.ending_before(self._partition, next_offset)
+        await self._spillovers.delete(self._partition, ended)
+        self._metrics.expired.deleted_segments.labels(self._partition.topic).inc(len(gone))
+        self._log.info(
+            "objects of spilled segments deleted from the archive",
+            segments=len(gone),
+            spillover_manifests=len(ended),
+            next_offset=next_offset,
+        )
+        return stored, len(due)
+
+    def _unnamed(self, manifest: PartitionManifest, segments: Iterable[RemoteSegment]) -> list[RemoteSegment]:
+        """
+        Return those of *segments* whose objects the manifest does not name for what it holds.
+
+        An archive that began anew at lower offsets may hold the same bytes under the same name again.
+        """
+        found = []
+        for one in segments:
+            held = manifest.segments.covering(one.base_offset)
+            if held is not None and data_key(self._partition, held) == data_key(self._partition, one):
+                self._log.error("what is to be deleted is held again; its objects stay", segment=one)
+            else:
+                found.append(one)
+        return found
 
     async def _delete_retired(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
         """Delete the objects of what left the manifest long enough ago; return how many segments that is."""
         manifest, now_ms = stored.existing, self._now_ms()
-        due = [one.segments for one in manifest.retired if one.retired_at_ms + delay_ms <= now_ms]
+        # In their order, which is not that of time where a clock was set back: the first ones are forgotten.
+        due = [
+            one.segments
+            for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= now_ms, manifest.retired)
+        ]
         # A leader that does not know yet that it was deposed leaves this to its successor.
         if not due or not await self._claim.is_current():
             return stored, 0
         segments = tuple(islice(chain.from_iterable(due), DELETED_AT_ONCE_MAX))
-        await self._remote_log.delete_segments(self._partition, segments)
+        await self._remote_log.delete_segments(self._partition, self._unnamed(manifest, segments))
         stored = await self._claim.commit(stored, manifest.forgotten(len(segments)))
         self._metrics.expired.deleted_segments.labels(self._partition.topic).inc(len(segments))
         self._log.info(
@@ -155,3 +266,22 @@ class ArchiveRetention:
             size_bytes=sum(segment.size_bytes for segment in segments),
         )
         return stored, len(segments)
+
+
+def _without(
+    manifest: PartitionManifest, plan: TotalRetentionPlan, oldest: SegmentTable | None, *, now_ms: int
+) -> PartitionManifest:
+    """Return *manifest* without what *plan* lets go of; *oldest* as it was made for."""
+    table, left = manifest.segments if oldest is None else oldest, manifest
+    if plan.segments and oldest is None:
+        left = left.expired(plan.segments, now_ms=now_ms)
+    elif plan.segments:
+        left = spillover_expired(left, table.head(plan.segments), now_ms=now_ms)
+    if plan.inside_offset is None:
+        return left
+    return left.starting_inside(table[plan.segments], plan.inside_offset, now_ms=now_ms)
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    """Return the offset that both looks agree on; None where one of them saw none."""
+    return None if one is None or other is None else min(one, other)

@@ -8,29 +8,35 @@ a crash after any of them loses nothing, and leaves at most objects that nobody 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
+from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.epoch_history import clipped, completed
 from tieringd.policies.loss import rescue_due_ms, seconds_to_loss
 from tieringd.policies.upload import UploadLimits, UploadPlan, plan_uploads, upload_due_ms
+from tieringd.policies.user_deletion import users_start
 from tieringd.services.archive_retention import ArchiveRetention
+from tieringd.services.change_queue import ChangeQueue
 from tieringd.services.claim import Claim
+from tieringd.services.gap_recorder import GapRecorder
 from tieringd.services.hint_publisher import HintPublisher
 from tieringd.services.lineage_keeper import LineageKeeper
 from tieringd.services.partition_gauges import PartitionGauges
 from tieringd.services.quarantine import Quarantine
+from tieringd.services.spiller import Spiller
+from tieringd.services.step_result import StepResult
 from tieringd.services.trimmer import Trimmer
 from tieringd.services.upload_line import Urgency
 from tieringd.services.uploader import Uploader, UploadOutcome
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Sequence
 
     from tieringd.broker.base import Broker
@@ -38,6 +44,7 @@ if TYPE_CHECKING:
     from tieringd.metrics import Metrics
     from tieringd.model.partition import Leadership
     from tieringd.model.segment import SegmentSlice
+    from tieringd.services.manifest_change import ManifestChange
     from tieringd.services.manifest_store import ManifestStore, StoredManifest
     from tieringd.services.observation import Observation
     from tieringd.services.remote_log import RemoteLog
@@ -46,34 +53,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _STORE_ERRORS = (StorageError, StorageUnavailable)
-
-
-@dataclass(frozen=True, slots=True)
-class StepResult:
-    """What one step did and what it left."""
-
-    uploaded: int = 0
-    trimmed: int = 0
-    expired: int = 0
-    """Stored segments that were let go by total retention, and those whose objects were deleted."""
-    gaps: int = 0
-    pending_segments: int = 0
-    """Eligible segments that are still to be uploaded."""
-    fault: str = ""
-    """What holds the partition back until someone acts; empty when nothing does."""
-    waits_because: str = field(default="", compare=False)
-    """Why the first segment that is not eligible waits."""
-    needs_another_look: bool = False
-    """Offsets are missing on disk; the next observation decides whether they are a gap."""
-
-    @property
-    def made_progress(self) -> bool:
-        """
-        Say whether another step on the same observation may find more to do.
-
-        A trim ends an observation: its files are not all there any more.
-        """
-        return (self.uploaded > 0 or self.expired > 0 or self.gaps > 0) and not self.trimmed
 
 
 class Archiver:
@@ -111,19 +90,30 @@ class Archiver:
             leader_epoch=leadership.leader_epoch,
         )
         self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
-        self._lineage = LineageKeeper(leadership, self._claim, layout=layout, now_ms=now_ms)
+        self._changes = ChangeQueue(self._claim)
+        self._lineage = LineageKeeper(
+            leadership, self._claim, layout=layout, spillovers=manifests.spillovers, now_ms=now_ms
+        )
         self._uploader = Uploader(leadership, remote_log)
         self._quarantine = Quarantine(leadership.partition, metrics=metrics)
         self._gauges = PartitionGauges(leadership.partition, metrics=metrics)
-        self._missing_seen_at: int | None = None
+        self._gaps = GapRecorder(leadership.partition, claim=self._claim, now_ms=now_ms)
         self._has_reported = False
         self._rests_on: Observation | None = None
         """What the last step saw, when that left nothing to do."""
         self._rests_until_ms = 0.0
         self._hint = HintPublisher(leadership.partition, claim=self._claim, now_ms=now_ms)
         self._retention = ArchiveRetention(
-            leadership.partition, claim=self._claim, remote_log=remote_log, metrics=metrics, now_ms=now_ms
+            leadership.partition,
+            claim=self._claim,
+            remote_log=remote_log,
+            spillovers=manifests.spillovers,
+            metrics=metrics,
+            now_ms=now_ms,
         )
+        self._spiller = Spiller(leadership.partition, claim=self._claim, spillovers=manifests.spillovers)
+        self.on_offer: Callable[[], None] = lambda: None
+        """Called when there is an offer, so that whoever calls `step` does it soon."""
         self.backlog_bytes = 0
         """Bytes of the closed, stable segments that were not durable at the last look."""
         self._trimmer = Trimmer(
@@ -133,6 +123,7 @@ class Archiver:
             metrics=metrics,
             now_ms=now_ms,
             is_current=self._claim.is_current,
+            record=self._claim.record_trim,
         )
 
     @property
@@ -164,19 +155,45 @@ class Archiver:
         self._trimmer.cloud_gc_offset = next_offset
         self._rests_on = None
 
+    def offer(self, change: ManifestChange) -> asyncio.Future[None]:
+        """
+        Have *change* committed by the next step, between its uploads and what retention does.
+
+        The future ends when the change was committed or given up; with the step's error where the step
+        failed before that, so that nobody waits longer than a step; and cancelled with the archiver.
+        `change_queue.ended` waits for it.
+        """
+        future = self._changes.offer(change)
+        self.on_offer()
+        return future
+
+    def close(self) -> None:
+        """Cancel what was offered: no step comes any more."""
+        self._changes.close()
+
     def is_at_rest(self, seen: Observation) -> bool:
         """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
-        return seen is self._rests_on and self._now_ms() < self._rests_until_ms
+        return seen is self._rests_on and self._now_ms() < self._rests_until_ms and not self._changes
 
     async def step(self, seen: Observation) -> StepResult:
         """
-        Upload one batch of eligible segments, commit them, then trim what is durable.
+        Upload one batch of eligible segments, commit them and what was offered, then trim what is durable.
 
         Raises:
             FencedError: Another writer owns the partition now.
             RetryableError: Nothing is wrong with the data; what could be committed has been.
             CorruptDataError: The stored manifest is damaged.
         """
+        try:
+            result = await self._step(seen)
+        except TieringError as error:
+            self._changes.fail(error)
+            raise
+        if result.waits_for_lineage:
+            self._changes.fail(RetryableError(f"{self._partition} waits: {result.waits_because}"))
+        return result
+
+    async def _step(self, seen: Observation) -> StepResult:
         self._rests_on = None
         last = self.last_manifest
         self.backlog_bytes = plan_uploads(
@@ -185,17 +202,22 @@ class Archiver:
             next_offset=last.next_offset if last else None,
             limits=self._limits,
         ).pending_bytes
-        stored = await self._claim.current(lambda: self._begin(seen))
+        stored = await self._claim.current(
+            lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
+        )
         self._report_coverage(stored.existing, seen)
         stored, waits_because = await self._lineage.keep(stored, seen)
         if waits_because:
             left = self._publish(stored.existing, seen)
-            return StepResult(pending_segments=left.pending_segments, waits_because=waits_because)
+            return StepResult(
+                pending_segments=left.pending_segments, waits_because=waits_because, waits_for_lineage=True
+            )
+        stored = await self._spiller.take_back(stored, seen)
         plan = self._plan(stored.existing, seen)
         self._quarantine.lift(seen.uploadable)
         slices = self._quarantine.passes(plan.slices)
 
-        stored, gaps, plan_holds = await self._record_missing(stored, plan, seen)
+        stored, gaps, plan_holds = await self._gaps.record_missing(stored, plan, seen)
         uploaded, failure = 0, None
         if plan_holds:
             stored, uploaded, skipped, failure = await self._upload(stored, slices, seen)
@@ -204,10 +226,16 @@ class Archiver:
         if not self._quarantine.fault and (failure is None or isinstance(failure, _STORE_ERRORS)):
             # What is durable may go, the more so when the store is full or away.
             stored, trimmed_by = await self._hint.step(stored, seen)
-            trimmed = await self._trimmer.trim(trimmed_by, seen)
+            if not self._awaits_users_start(stored.existing, seen):
+                trimmed = await self._trimmer.trim(trimmed_by, seen)
+                stored = self._claim.newest(stored)
         if failure is None:
-            stored, expired = await self._retention.step(stored, seen)
+            stored = await self._changes.commit_all(stored)
+            if self._uploader.is_confirmed:
+                # Else this look is an old one: it would confirm itself.
+                stored, expired = await self._retention.step(stored, seen)
             trimmed += await self._trimmer.trim_expired(stored.existing, seen)
+            stored = await self._spiller.step(stored, seen)
         left = self._publish(stored.existing, seen)
         if isinstance(failure, TieringError):
             raise failure
@@ -223,6 +251,15 @@ class Archiver:
             fault=self.quarantine_fault,
             needs_another_look=bool(plan.slices) and not plan_holds,
         )
+
+    def _awaits_users_start(self, manifest: PartitionManifest, seen: Observation) -> bool:
+        """
+        Say whether a trim is put off until the archive has followed a user's DeleteRecords.
+
+        A trim of ours would move the log's start past the user's. A disk that needs room comes first.
+        """
+        start_offset = users_start(seen.log, manifest, log_start_offset=seen.bounds.log_start_offset)
+        return start_offset is not None and self._trimmer.cloud_gc_offset is None
 
     def _due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return from when on there is something to do, if nothing but the time changes."""
@@ -269,42 +306,6 @@ class Archiver:
             is_overdue=self._now_ms() >= self._open_upload_due_ms(manifest, seen),
         )
 
-    async def _record_missing(
-        self, stored: StoredManifest, plan: UploadPlan, seen: Observation
-    ) -> tuple[StoredManifest, int, bool]:
-        """
-        Record offsets that left the disk before they were copied.
-
-        A gap in the archive is for ever, so it takes two looks, and data to follow it. Returns
-        the stored manifest, the gaps recorded, and whether the plan may be acted on.
-        """
-        missing = plan.missing
-        if missing is None or not plan.slices:
-            self._missing_seen_at = None
-            return stored, 0, missing is None
-        if self._missing_seen_at != missing.last_offset:
-            self._missing_seen_at = missing.last_offset
-            self._log.warning(
-                "local log begins after the archive's end; looking again before a gap is recorded",
-                archive_next_offset=missing.base_offset,
-                local_first_offset=missing.last_offset + 1,
-                path=seen.log.partition.path,
-            )
-            return stored, 0, False
-        stored = await self._commit_gap(
-            stored,
-            missing.base_offset,
-            missing.last_offset,
-            "the broker removed these offsets before they were copied",
-        )
-        return stored, 1, True
-
-    async def _commit_gap(
-        self, stored: StoredManifest, base_offset: int, last_offset: int, reason: str
-    ) -> StoredManifest:
-        gap = Gap(base_offset, last_offset, reason, self._now_ms())
-        return await self._claim.commit(stored, stored.existing.with_gap(gap))
-
     async def _upload(
         self, stored: StoredManifest, slices: Sequence[SegmentSlice], seen: Observation
     ) -> tuple[StoredManifest, int, int, TieringError | None]:
@@ -339,7 +340,7 @@ class Archiver:
             return stored, 0, None
         if isinstance(failure, OldMagicError):
             reason = "message format v0/v1 is not archived"
-            stored = await self._commit_gap(stored, failed.base_offset, failed.next_offset - 1, reason)
+            stored = await self._gaps.record(stored, failed.base_offset, failed.next_offset - 1, reason)
             return stored, 1, None
         if isinstance(failure, CorruptDataError):
             self._quarantine.enter(failed.segment, failure)

@@ -90,6 +90,7 @@ class Bookkeeper:
             # First of all: whatever is archived can be found by it, from the bucket alone.
             await self._try("topic manifests cannot be kept", self._registry.ensure(wanted))
             await self._try("topics first seen cannot be recorded", self._record_first_seen(world))
+            await self._try("topics' remote.delete cannot be recorded", self._record_remote_delete(world))
             await self._try("retention cannot be managed", self._retention.step(world.managed))
         return is_changed
 
@@ -106,6 +107,12 @@ class Bookkeeper:
         if world.first_seen:
             assert world.defaults is not None, "they come with what is first seen"
             await self._first_sight.step(world.first_seen, world.defaults)
+
+    async def _record_remote_delete(self, world: World) -> None:
+        for key, is_set in world.remote_delete.items():
+            known = self._registry.manifest(key)
+            if known is not None and known.partition_count and known.remote_delete is not is_set:
+                await self._registry.record_remote_delete(key, is_set=is_set)
 
     async def _refresh(self, cluster: str) -> bool:
         """Look for changes of topic manifests, if that is due; return whether there were any."""

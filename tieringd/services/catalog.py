@@ -6,11 +6,12 @@ Topic manifests lie under one prefix and lead to partition manifests. Nothing he
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, parse_topic_manifest_key
+from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,14 +40,20 @@ class Catalog:
 
     async def topics(self) -> AsyncIterator[TopicManifest]:
         """Yield every topic of every cluster of which anything is archived, by cluster and name."""
+        async for manifest in self.every_topic():
+            if manifest.partition_count:
+                yield manifest
+
+    async def every_topic(self) -> AsyncIterator[TopicManifest]:
+        """Yield likewise every topic that is known at all."""
         async for key in self._topic_keys():
             manifest = await self._manifests.load_topic(key)
-            if manifest is not None and manifest.partition_count:
+            if manifest is not None:
                 yield manifest
 
     async def topic(self, name: str) -> ArchivedTopic:
         """
-        Return a topic with its partitions; of several incarnations, the latest.
+        Return a topic with its partitions; of several incarnations, the latest that is not purged.
 
         Raises:
             ObjectNotFound: The bucket has no topic of this name.
@@ -63,13 +70,40 @@ class Catalog:
                 f"the bucket holds no topic named {name}",
                 hint="`tieringd archive topics` lists what it holds",
             )
-        latest = max(found, key=lambda manifest: manifest.created_at_ms)
+        latest = max(
+            found, key=lambda manifest: (manifest.lifecycle not in BEYOND_RETURN, manifest.created_at_ms)
+        )
         return await self.with_partitions(latest)
+
+    async def incarnation(self, name: str, topic_id: str) -> TopicManifest:
+        """
+        Return the manifest of one incarnation of a topic, whatever its state.
+
+        Raises:
+            ObjectNotFound: The bucket has none with this id.
+        """
+        ids: list[str] = []
+        async for key in self._topic_keys():
+            if key.topic == name:
+                ids.append(key.topic_id)
+                manifest = await self._manifests.load_topic(key) if key.topic_id == topic_id else None
+                if manifest is not None:
+                    return manifest
+        raise ObjectNotFound(
+            f"the bucket holds no topic named {name} with the id {topic_id}; ids of that name: "
+            f"{', '.join(ids) or 'none'}"
+        )
 
     async def with_partitions(self, topic: TopicManifest) -> ArchivedTopic:
         """Return *topic* with the manifests of its partitions."""
         loaded = [(await self._manifests.load(one)).manifest for one in topic.partitions()]
         return ArchivedTopic(topic, tuple(manifest for manifest in loaded if manifest is not None))
+
+    async def with_history(self, topic: ArchivedTopic) -> ArchivedTopic:
+        """Return *topic* with all segments of its partitions, those in spillover manifests as well."""
+        spillovers = self._manifests.spillovers
+        whole = [await spillovers.with_history(manifest) for manifest in topic.partitions]
+        return replace(topic, partitions=tuple(whole))
 
     async def partition(self, name: str, number: int) -> PartitionManifest:
         """

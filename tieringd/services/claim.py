@@ -8,11 +8,13 @@ of a commit may be lost after the commit took effect.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.errors import FencedError, StorageUnavailable
+from tieringd.errors import StorageError, StorageUnavailable
+from tieringd.services.manifest_store import fenced_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,13 +68,16 @@ class Claim:
             return self._announced
         return self._known.manifest if self._known else None
 
-    async def current(self, begin: Callable[[], PartitionManifest]) -> StoredManifest:
+    async def current(
+        self, begin: Callable[[], PartitionManifest], *, log_start_offset: int = 0
+    ) -> StoredManifest:
         """
         Return the manifest to act on: our own last write, or a fresh read.
 
         One of an older epoch, or none, is claimed at once: a deposed leader's next commit fails even
         if we have nothing to upload, and the bucket knows of the partition from its first look on.
-        *begin* gives the manifest of a partition that has none.
+        *begin* gives the manifest of a partition that has none. Who moved a log's start to
+        *log_start_offset* under an earlier leader nobody can tell: it counts as our own trim.
 
         Raises:
             FencedError: A newer leader epoch owns it.
@@ -87,13 +92,12 @@ class Claim:
             stored = await self._manifests.refreshed(partition, self._known)
         found = stored.manifest
         if found is not None and found.leader_epoch > leader_epoch:
-            raise FencedError(
-                f"leader epoch {found.leader_epoch} owns the manifest of {partition}, and this "
-                f"broker leads it since epoch {leader_epoch} only"
-            )
+            raise fenced_by(found, leader_epoch)
         self._known = stored
         if found is None or found.leader_epoch < leader_epoch:
-            return await self.commit(stored, found or begin())
+            manifest = found or begin()
+            trimmed_offset = max(manifest.trimmed_offset, log_start_offset)
+            return await self.commit(stored, replace(manifest, trimmed_offset=trimmed_offset))
         return self._hold(stored)
 
     async def commit(self, stored: StoredManifest, manifest: PartitionManifest) -> StoredManifest:
@@ -132,6 +136,34 @@ class Claim:
         self._log.warning("another writer has changed the manifest; reading it again")
         return False
 
+    async def record_trim(self, before_offset: int, *, is_stored_end: bool) -> bool:
+        """
+        See that the bucket says that we trim up to *before_offset*; say whether we may.
+
+        Where the record cannot be stored, as when the store is away, a trim to a stored segment's end may
+        do without: nobody takes that for a user's DeleteRecords. See `policies.user_deletion`.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+        """
+        known = self.last_manifest
+        assert known is not None, "asked after `current`"
+        if before_offset <= known.trimmed_offset:
+            return True
+        if self._stored is None:
+            return is_stored_end
+        manifest = replace(self._stored.existing, trimmed_offset=before_offset)
+        try:
+            await self.commit(self._stored, manifest)
+        except (StorageError, StorageUnavailable) as error:
+            self._log.warning("a trim cannot be recorded", before_offset=before_offset, error=str(error))
+            return is_stored_end
+        return True
+
+    def newest(self, stored: StoredManifest) -> StoredManifest:
+        """Return what was committed last; *stored*, which was before it, while that is not known."""
+        return self._stored or stored
+
     def _hold(self, stored: StoredManifest) -> StoredManifest:
         self._stored = self._known = stored
         self._announce(stored.existing)
@@ -155,7 +187,8 @@ class Claim:
                 size_bytes=segment.size_bytes,
             )
         for gap in manifest.gaps:
-            if gap not in before.gaps:
+            # One below was spilled, and is taken back.
+            if gap not in before.gaps and gap.base_offset >= before.live_offset:
                 self._metrics.gaps.labels(topic).inc()
                 self._log.error(
                     "gap recorded in the archive",

@@ -53,7 +53,7 @@ class HintPublisher:
         """
         plan = self._plan(stored.existing, seen, self._memory)
         if plan.is_change:
-            wanted = replace(stored.existing, allowed_local_start_offset=plan.offset)
+            wanted = stored.existing.with_hint(plan.offset, trims_to=plan.trims_to)
             try:
                 stored = await self._claim.commit(stored, wanted)
             except (StorageError, StorageUnavailable) as error:
@@ -70,7 +70,7 @@ class HintPublisher:
         """Commit what was uploaded, and the hint that follows from it: one commit for both."""
         plan = self._plan(appended, seen, self._memory and self._memory.noted(appended_bytes))
         if plan.is_change:
-            appended = replace(appended, allowed_local_start_offset=plan.offset)
+            appended = appended.with_hint(plan.offset, trims_to=plan.trims_to)
         stored = await self._claim.commit(stored, appended)
         self._memory = plan.memory
         return stored

@@ -21,9 +21,15 @@ from tieringd.errors import (
     StorageUnavailable,
 )
 from tieringd.formats.history_link import decode_history_link, encode_history_link
-from tieringd.formats.object_keys import TopicKey, history_link_key
+from tieringd.formats.object_keys import (
+    TOPIC_MANIFESTS_PREFIX,
+    TopicKey,
+    history_link_key,
+    parse_history_link_key,
+)
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.history_part import history_part
+from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.base import IfAbsent
 
 if TYPE_CHECKING:
@@ -67,21 +73,32 @@ class History:
         Join a topic to its history; a link that is there already has to be the same.
 
         Raises:
-            ConfigError: The topic has another history, or the link would make a loop.
+            ConfigError: The topic has another history, the link would make a loop, or the archive that it
+                leads to is being purged.
         """
         await self._require_no_loop(link)
-        data = encode_history_link(link)
+        data, is_new = encode_history_link(link), True
         try:
             await self._store.put(
                 history_link_key(link.topic), data, crc32c=crc32c(data), condition=IfAbsent()
             )
         except PreconditionFailed as error:
+            is_new = False
             if await self._load(link.topic) != link:
                 raise ConfigError(
                     f"topic {link.topic.topic} ({link.topic.topic_id}) goes on from another archive already, "
                     "or from another offset of it",
                     hint="Delete the topic, create it again and come again: it has a new id then",
                 ) from error
+        # Looked at after the link is stored: a purge that is claimed later sees the link.
+        history = await self._manifests.load_topic(link.history)
+        if history is not None and history.lifecycle in BEYOND_RETURN:
+            if is_new:
+                await self._store.delete_many([history_link_key(link.topic)])
+            raise ConfigError(
+                f"the archive of topic {link.history.topic} ({link.history.topic_id}) is "
+                f"{history.lifecycle.value}: nothing can go on from it"
+            )
 
     async def link_of(self, topic: TopicKey) -> HistoryLink | None:
         """
@@ -91,6 +108,26 @@ class History:
             CorruptDataError: It is damaged.
         """
         return await self._load(topic)
+
+    async def users(self) -> dict[TopicKey, list[TopicKey]]:
+        """
+        Return of each archive that topics go on from these topics, of whichever cluster, as stored now.
+
+        Raises:
+            CorruptDataError: A link is damaged: nobody knows where it leads.
+        """
+        found: dict[TopicKey, list[TopicKey]] = {}
+        start_after: str | None = None
+        while True:
+            page = await self._store.list_page(TOPIC_MANIFESTS_PREFIX, start_after=start_after)
+            for info in page.objects:
+                key = parse_history_link_key(info.key)
+                link = await self._load(key) if key is not None else None
+                if link is not None:
+                    found.setdefault(link.history, []).append(link.topic)
+            start_after = page.next_start_after
+            if start_after is None:
+                return found
 
     async def parts(
         self, partition: TopicIdPartition, *, start_offset: int, is_fresh: bool = False
@@ -122,6 +159,9 @@ class History:
             manifest = await self._manifest(old, is_fresh=is_fresh)
             if manifest is None:
                 break
+            if manifest.start_offset < end_offset:
+                spillovers = self._manifests.spillovers
+                manifest = await spillovers.with_history(manifest, from_offset=end_offset - 1)
             part = history_part(manifest, end_offset=end_offset, next_start=start_offset)
             found.append(part)
             start_offset = part.start_offset

@@ -17,17 +17,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.cache.faults import located, read_exactly
-from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
+from tieringd.errors import CorruptDataError, StorageUnavailable
 from tieringd.formats.cache_names import cached_name
 from tieringd.formats.object_keys import index_key
 from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.model.segment import BrokerIndexes
 from tieringd.services.blocking import in_thread
+from tieringd.services.cached_files import CachedFiles
 
 if TYPE_CHECKING:
-    from tieringd.cache.directory import CacheDirectory
-    from tieringd.cache.part_file import PartFile
     from tieringd.metrics import CacheMetrics
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
@@ -54,7 +52,7 @@ class IndexCache:
         self, store: ObjectStore, keeper: CacheKeeper, *, size_bytes_max: int, metrics: CacheMetrics
     ) -> None:
         self._store = store
-        self._keeper = keeper
+        self._files = CachedFiles(keeper)
         self._size_bytes_max = size_bytes_max
         self._metrics = metrics
         self._held: OrderedDict[str, _Held] = OrderedDict()
@@ -97,31 +95,27 @@ class IndexCache:
             flight.exception()  # Looked at: where nobody waited, nobody has to hear of it.
 
     async def _find(self, key: str, segment: RemoteSegment) -> SegmentIndex:
-        name = cached_name(key, buckets=self._keeper.directory.buckets)
+        name = cached_name(key, buckets=self._files.buckets)
         index = await self._from_disk(key, name, segment)
         if index is not None:
             self._metrics.hits.labels("index").inc()
-            self._keeper.touch(name)
+            self._files.touch(name)
         else:
             self._metrics.misses.labels("index").inc()
             data, index = await self._from_store(key, segment)
-            await self._put(name, data)
+            await self._files.put(name, data)
         index = replace(index, broker=BrokerIndexes())
         self._hold(key, index)
         return index
 
     async def _from_disk(self, key: str, name: str, segment: RemoteSegment) -> SegmentIndex | None:
-        if not self._keeper.is_started:
-            await self._keeper.step()
+        data = await self._files.read(name, segment.index_size_bytes)
         try:
-            data = await in_thread(_read, self._keeper.directory, name, segment.index_size_bytes)
             return None if data is None else await in_thread(decode_sidecar_of, data, segment, key=key)
-        except LocalFileError as error:
-            log.warning("a cached index cannot be read; it is fetched again", error=str(error))
         except CorruptDataError as error:
             self._metrics.corrupt.labels("file").inc()
             log.warning("a cached index is wrong; it is fetched again", name=name, error=str(error))
-            await self._keeper.discard(name)
+            await self._files.discard(name)
         return None
 
     async def _from_store(self, key: str, segment: RemoteSegment) -> tuple[bytes, SegmentIndex]:
@@ -149,26 +143,6 @@ class IndexCache:
             )
         return data, await in_thread(decode_sidecar_of, data, segment, key=key)
 
-    async def _put(self, name: str, data: bytes) -> None:
-        """Put an index into the cache, where that takes it."""
-        part = await self._keeper.begin(name, len(data))
-        if part is None:
-            return
-        is_published = False
-        try:
-            await in_thread(_write, part, data)
-            opened = await self._keeper.publish(part)
-            if opened is not None:
-                is_published = True
-                opened.close()
-        except LocalFileError as error:
-            self._keeper.note_refusal(error)
-        finally:
-            if is_published:
-                self._keeper.settle(part)
-            else:
-                await self._keeper.abandon(part)
-
     def _hold(self, key: str, index: SegmentIndex) -> None:
         size_bytes = ENTRY_BYTES * (len(index.entries) + len(index.aborted) + 1)
         if size_bytes > self._size_bytes_max:
@@ -178,22 +152,3 @@ class IndexCache:
         while self._held_bytes > self._size_bytes_max:
             _, oldest = self._held.popitem(last=False)
             self._held_bytes -= oldest.size_bytes
-
-
-def _read(directory: CacheDirectory, name: str, size_bytes: int) -> bytes | None:
-    opened = directory.open(name, size_bytes)
-    if opened is None:
-        return None
-    try:
-        return read_exactly(opened.fd, 0, size_bytes)
-    except OSError as error:
-        raise located(name, "be read", error) from error
-    finally:
-        opened.close()
-
-
-def _write(part: PartFile, data: bytes) -> None:
-    try:
-        part.write(0, data)
-    except OSError as error:
-        raise located(part.name, "be cached", error) from error

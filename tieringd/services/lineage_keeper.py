@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.broker.layout import Layout
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.services.claim import Claim
     from tieringd.services.manifest_store import StoredManifest
     from tieringd.services.observation import Observation
+    from tieringd.services.spillover_manifests import SpilloverManifests
 
 log = structlog.get_logger(__name__)
 
@@ -32,11 +34,18 @@ class LineageKeeper:
     """Keep the archive of one partition on its leader's lineage. One task at a time uses it."""
 
     def __init__(
-        self, leadership: Leadership, claim: Claim, *, layout: Layout, now_ms: Callable[[], int]
+        self,
+        leadership: Leadership,
+        claim: Claim,
+        *,
+        layout: Layout,
+        spillovers: SpilloverManifests,
+        now_ms: Callable[[], int],
     ) -> None:
         self._leadership = leadership
         self._claim = claim
         self._layout = layout
+        self._spillovers = spillovers
         self._now_ms = now_ms
         self._log = log.bind(
             topic=leadership.partition.topic,
@@ -61,7 +70,12 @@ class LineageKeeper:
             too_early = why_too_early(seen.log, self._leadership.leader_epoch)
             if too_early:
                 return stored, too_early
-        plan = await self._plan(stored, seen)
+        manifest = stored.existing
+        plan = await self._plan(manifest, seen)
+        if plan.replacement is not None and plan.replacement.base_offset <= manifest.live_offset:
+            # What gives way may be spilled: it is judged by its own segments, and taken back to be cut.
+            plan = await self._plan(await self._spillovers.with_history(manifest), seen)
+            manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
         replacement = plan.replacement
         if replacement is None:
             return stored, "" if plan.lineage.may_append else plan.reason
@@ -79,15 +93,15 @@ class LineageKeeper:
             segments=replacement.segment_count,
             reason=plan.reason,
         )
-        manifest = stored.existing.cut_back(
+        manifest = manifest.cut_back(
             plan.resume_offset, leader_epoch=self._leadership.leader_epoch, now_ms=self._now_ms()
         )
         return await self._claim.commit(stored, manifest), ""
 
-    async def _plan(self, stored: StoredManifest, seen: Observation) -> LineagePlan:
+    async def _plan(self, manifest: PartitionManifest, seen: Observation) -> LineagePlan:
         judge = partial(
             plan_replacement,
-            stored.existing,
+            manifest,
             seen.log,
             seen.bounds,
             leader_epoch=self._leadership.leader_epoch,

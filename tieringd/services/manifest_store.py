@@ -25,6 +25,7 @@ from tieringd.errors import (
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
+from tieringd.services.spillover_manifests import SpilloverManifests
 from tieringd.storage.base import IfAbsent, IfVersion
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class StoredManifest:
     manifest: PartitionManifest | None
     """None when the bucket holds none."""
     version: str | None
+    size_bytes: int = 0
+    """Of the stored document."""
 
     @property
     def existing(self) -> PartitionManifest:
@@ -57,7 +60,7 @@ class StoredManifest:
 
 class ManifestStore:
     """
-    The manifests of a bucket, for one writer.
+    The manifests of a bucket, for one writer; spillover manifests in `spillovers`.
 
     One per daemon process, shared by its archivers; it keeps no state but the last commit
     number. Cancelling a commit is safe: the next load shows whether it took effect.
@@ -68,6 +71,7 @@ class ManifestStore:
         self._writer_id = writer_id
         self._now_ms = now_ms
         self._last_commit_number = 0
+        self.spillovers = SpilloverManifests(store)
 
     async def load(self, partition: TopicIdPartition) -> StoredManifest:
         """
@@ -89,7 +93,7 @@ class ManifestStore:
             raise CorruptDataError(
                 f"the manifest of {manifest.partition} lies where {partition}'s should", source=key
             )
-        return StoredManifest(manifest, info.version)
+        return StoredManifest(manifest, info.version, len(data))
 
     async def refreshed(self, partition: TopicIdPartition, known: StoredManifest) -> StoredManifest:
         """
@@ -115,7 +119,7 @@ class ManifestStore:
             StorageUnavailable: Nothing is known to have changed; load again and go on from there.
         """
         if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch:
-            raise _fenced(stored.manifest, leader_epoch)
+            raise fenced_by(stored.manifest, leader_epoch)
         # A number is never used twice, so a late effect of an earlier attempt cannot pass for this one.
         self._last_commit_number = 1 + max(
             self._last_commit_number, stored.manifest.commit_number if stored.manifest else 0
@@ -138,7 +142,7 @@ class ManifestStore:
             if not error.outcome_unknown:
                 raise
             return await self._after_unknown_outcome(stored, signed, error)
-        return StoredManifest(signed, info.version)
+        return StoredManifest(signed, info.version, len(data))
 
     async def _after_lost_swap(self, signed: PartitionManifest) -> StoredManifest:
         """Tell a commit of our own that took effect from one of another writer."""
@@ -160,7 +164,7 @@ class ManifestStore:
                 f"leader epoch {found.manifest.leader_epoch} committed to the manifest of "
                 f"{signed.partition} once more; reading the manifest again"
             )
-        raise _fenced(found.manifest, signed.leader_epoch)
+        raise fenced_by(found.manifest, signed.leader_epoch)
 
     async def _after_unknown_outcome(
         self, stored: StoredManifest, signed: PartitionManifest, error: StorageUnavailable
@@ -227,7 +231,15 @@ class ManifestStore:
             raise error.located(object_key) from error
 
 
-def _fenced(owner: PartitionManifest, leader_epoch: int) -> FencedError:
+def fenced_by(owner: PartitionManifest, leader_epoch: int) -> FencedError:
+    """Return why whoever holds *leader_epoch* may not write what *owner* is the manifest of."""
+    if owner.is_closed:
+        return FencedError(
+            f"the archive of {owner.partition} in this bucket is closed: it was moved to another one, or its "
+            "topic is being purged",
+            hint="`tieringd archive topics` says which. After a move, name the new bucket in the "
+            "configuration and restart tieringd",
+        )
     if owner.leader_epoch > leader_epoch:
         return FencedError(
             f"leader epoch {owner.leader_epoch} owns the manifest of {owner.partition}, and this daemon "

@@ -73,6 +73,8 @@ class World:
     """The cluster's values at the time of the look; set where anything is first seen."""
     managed: Mapping[TopicKey, TopicConfig] = field(default_factory=dict)
     """Topics whose retention this daemon is to manage: it leads their partition 0."""
+    remote_delete: Mapping[TopicKey, bool] = field(default_factory=dict)
+    """What the topics whose partition 0 this broker leads say of their deletion, as far as it was told."""
     paused: frozenset[TopicKey] = frozenset()
     unclear: frozenset[TopicPartition] = frozenset()
     """Partitions that could not be looked at: what is known of them stays as it is."""
@@ -116,6 +118,8 @@ class Observer:
         self._topics: dict[str, TopicConfig] = {}
         self._problems: dict[str, str] = {}
         self._topic_problems: set[str] = set()
+        self._told: frozenset[str] = frozenset()
+        """The topics of which the broker told the configuration at the last look."""
         self._has_looked = False
 
     def set_config(self, config: Config) -> None:
@@ -193,13 +197,19 @@ class Observer:
         topic_ids = {(one.topic_partition.topic, one.topic_id) for one in archived}
         keys = {TopicKey(cluster, *identity) for identity in topic_ids}
         paused = {key for key in keys if self._registry.is_paused(key)}
+        closed = {key for key in keys if self._registry.is_closed(key)}
+        left_alone = paused | closed
+        problems |= {f"topic {key.topic} ({key.topic_id})": self._why_closed(key) for key in closed}
         for local_log, pins in files:
             name = local_log.partition.topic_partition
             replica, topic = view.replicas[name], topics[name.topic]
             if replica.is_leader and name.partition == 0 and topic.managed_retention:
-                managed[topic_key(_identify(cluster, local_log.partition))] = topic
+                key = topic_key(_identify(cluster, local_log.partition))
+                # Where the archive is closed here, whoever goes on with it manages the retention.
+                if key not in closed:
+                    managed[key] = topic
             if not replica.is_leader or (
-                paused and topic_key(_identify(cluster, local_log.partition)) in paused
+                left_alone and topic_key(_identify(cluster, local_log.partition)) in left_alone
             ):
                 followed.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
                 continue
@@ -231,6 +241,7 @@ class Observer:
             self._first_seen(cluster, ours, view),
             self._config.tiering_defaults,
             managed,
+            self._remote_delete(cluster, ours, view),
             frozenset(paused),
             frozenset(unclear),
             tuple(ours),
@@ -254,6 +265,32 @@ class Observer:
             if manifest is None or manifest.defaults is None
         }
 
+    def _remote_delete(
+        self, cluster: str, partitions: Sequence[LocalPartition], view: ClusterView
+    ) -> dict[TopicKey, bool]:
+        """
+        Return whether deleting a topic deletes its objects, of topics whose configuration was told.
+
+        One that is being deleted has none any more, and what it was is what counts.
+        """
+        found: dict[TopicKey, bool] = {}
+        for one in partitions:
+            name = one.topic_partition
+            if name.partition or name.topic not in self._told or not view.replicas[name].is_leader:
+                continue
+            found[topic_key(_identify(cluster, one))] = self._topics[name.topic].remote_delete
+        return found
+
+    def _why_closed(self, key: TopicKey) -> str:
+        manifest = self._registry.manifest(key)
+        assert manifest is not None, "it is known to be closed"
+        if manifest.moved_to:
+            return (
+                f"its archive was moved to {manifest.moved_to}: name that in the configuration, and restart "
+                "tieringd"
+            )
+        return f"its archive is {manifest.lifecycle.value}, so nothing is added to it"
+
     def _observe(self, cluster: str, replica: Replica, seen: Observation) -> tuple[Leadership, Observation]:
         """Return what to hand on: the last observation of the partition where *seen* says the same."""
         earlier = self._observed.get(seen.log.partition.topic_partition)
@@ -271,6 +308,7 @@ class Observer:
         keys = {one.topic_partition.topic: one.topic_id for one in partitions}
         names = sorted(keys)
         from_broker = await self._broker.topic_configs(names)
+        self._told = frozenset(from_broker)
         configs: dict[str, TopicConfig] = {}
         for name in names:
             recorded = self._registry.manifest(TopicKey(cluster, name, keys[name]))

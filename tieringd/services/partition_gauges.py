@@ -45,9 +45,7 @@ class PartitionGauges:
         metrics.held_seconds.labels(*labels).set(self._held_seconds(plan, seen, now_ms))
         metrics.next_offset.labels(*labels).set(manifest.next_offset)
         metrics.start_offset.labels(*labels).set(manifest.start_offset)
-        metrics.gap_offsets.labels(*labels).set(
-            sum(gap.next_offset - gap.base_offset for gap in manifest.gaps)
-        )
+        metrics.gap_offsets.labels(*labels).set(manifest.gap_offsets)
 
     def _held_seconds(self, plan: UploadPlan, seen: Observation, now_ms: int) -> float:
         """Return for how long a closed segment has waited at the same last stable offset."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tieringd.errors import CorruptDataError, LocalFileError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tieringd.model.segment import AbortedTransaction, SegmentIndex
     from tieringd.policies.chunk_layout import Chunk
     from tieringd.services.hydrator import HydratedChunk, Hydrator
+    from tieringd.services.spillover_manifests import SpilloverManifests
 
 
 NO_EPOCH = -1
@@ -45,6 +46,8 @@ class ArchivedBatches:
 
     size_bytes: int
     close: Callable[[], None]
+    next_offset: int = -1
+    """Where reading goes on after them; without any, nowhere."""
     file: FileSlice | None = None
     """Where they are, if they are in a file."""
     data: memoryview | None = None
@@ -79,7 +82,7 @@ def under_first_epoch(batches: ArchivedBatches) -> ArchivedBatches:
     finally:
         batches.close()
     exchange_epochs(data, lambda _: FIRST_LEADER_EPOCH)
-    return ArchivedBatches(len(data), _nothing, data=memoryview(data), aborted=batches.aborted)
+    return replace(batches, close=_nothing, file=None, data=memoryview(data), mark_corrupt=_nothing)
 
 
 class HeldBatches:
@@ -106,7 +109,9 @@ class HeldBatches:
         if header.size_bytes > size_bytes_max and not needs_a_batch:
             found.close()
             return NO_BATCH
-        end = max(begin + header.size_bytes, _last_boundary(index, chunk, begin + size_bytes_max))
+        end, next_offset = _last_boundary(index, chunk, begin + size_bytes_max)
+        if end < begin + header.size_bytes:
+            end, next_offset = begin + header.size_bytes, header.last_offset + 1
         size_bytes = end - begin
         aborted = tuple(
             one
@@ -116,7 +121,7 @@ class HeldBatches:
         if found.file is not None:
             file = FileSlice(found.file.fd, found.file.position + begin, size_bytes)
             return ArchivedBatches(
-                size_bytes, found.close, file=file, aborted=aborted, mark_corrupt=found.mark_corrupt
+                size_bytes, found.close, next_offset, file, aborted=aborted, mark_corrupt=found.mark_corrupt
             )
         assert found.data is not None, "a chunk is in a file or in memory"
         if size_bytes < len(found.data) // 2:
@@ -124,7 +129,7 @@ class HeldBatches:
             data = memoryview(found.data[begin:end])
         else:
             data = memoryview(found.data)[begin:end]
-        return ArchivedBatches(size_bytes, found.close, data=data, aborted=aborted)
+        return ArchivedBatches(size_bytes, found.close, next_offset, data=data, aborted=aborted)
 
 
 class HeldGap:
@@ -141,11 +146,40 @@ class HeldGap:
         return ArchivedBatches(len(self._data), _nothing, data=memoryview(self._data))
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
+class HeldRead:
+    """What is held of one partition for an answer, until it is taken or given back."""
+
+    held: HeldBatches | HeldGap | None = None
+    is_history: bool = False
+    """It is of an older archive, of another cluster."""
+
+    def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:
+        """
+        Take batches of what is held, which is theirs then; see `HeldBatches.take`.
+
+        Raises:
+            CorruptDataError: They cannot be brought under the first epoch.
+        """
+        held, self.held = self.held, None
+        if held is None:
+            return NO_BATCH
+        batches = held.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
+        return under_first_epoch(batches) if self.is_history else batches
+
+    def close(self) -> None:
+        """Give back what is held, unless it was taken."""
+        held, self.held = self.held, None
+        if held is not None:
+            held.close()
+
+
 class PartitionReader:
     """Read archived batches. Keeps no state of a partition; reads may run side by side."""
 
-    def __init__(self, hydrator: Hydrator) -> None:
+    def __init__(self, hydrator: Hydrator, spillovers: SpilloverManifests) -> None:
         self._hydrator = hydrator
+        self._spillovers = spillovers
 
     async def read(
         self, manifest: PartitionManifest, offset: int, *, size_bytes_max: int, needs_a_batch: bool
@@ -170,6 +204,7 @@ class PartitionReader:
         """
         if not manifest.start_offset <= offset < manifest.next_offset:
             return None
+        manifest = await self._spillovers.piece_at(manifest, offset)
         segments = manifest.segments
         for row in range(segments.row_at_or_after(offset), len(segments)):
             segment = segments[row]
@@ -188,7 +223,7 @@ class PartitionReader:
                 # What was opened may be less than the chunk that was asked for.
                 at = max(at, found.chunk.next_offset)
                 chunk = layout.holding(at)
-        # Nothing with records follows: only what was lost, or compacted away.
+        # Nothing with records follows in this piece: only what was lost, or compacted away.
         delta = min(manifest.next_offset - 1 - offset, _LAST_OFFSET_DELTA_MAX)
         # It is of no leader: a client that took an epoch from it would ask where that epoch ends.
         return HeldGap(encode_batch(offset, (), last_offset_delta=delta, leader_epoch=NO_EPOCH))
@@ -222,12 +257,18 @@ def _held(found: HydratedChunk, index: SegmentIndex, offset: int) -> HeldBatches
             found.close()
 
 
-def _last_boundary(index: SegmentIndex, chunk: Chunk, limit: int) -> int:
-    """Return the last position within *chunk*, counted from its begin, up to *limit* where a batch begins."""
+def _last_boundary(index: SegmentIndex, chunk: Chunk, limit: int) -> tuple[int, int]:
+    """
+    Return the last position within *chunk* up to *limit* where a batch begins, and the offset there.
+
+    The position is counted from the chunk's begin.
+    """
     if limit >= chunk.size_bytes:
-        return chunk.size_bytes
+        return chunk.size_bytes, chunk.next_offset
     row = bisect_right(index.entries, chunk.position + limit, key=lambda entry: entry.position) - 1
-    return index.entries[row].position - chunk.position if row >= 0 else 0
+    if row < 0:
+        return 0, chunk.base_offset
+    return index.entries[row].position - chunk.position, index.entries[row].offset
 
 
 def _header_at(found: HydratedChunk, position: int) -> BatchHeader | None:

@@ -93,6 +93,10 @@ class _Running:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     status: PartitionStatus = PartitionStatus()
 
+    def end(self, _: asyncio.Task[None]) -> None:
+        """Take note that the task is over, even one that was cancelled before it began."""
+        self.archiver.close()
+
 
 class Reconciler:
     """
@@ -198,6 +202,14 @@ class Reconciler:
         running = self._running.get(leadership)
         return running.archiver if running else None
 
+    def archived(self) -> list[tuple[Leadership, Archiver, Observation]]:
+        """Return the partitions that are archived and were looked at, with their archivers."""
+        return [
+            (leadership, one.archiver, one.newest)
+            for leadership, one in self._running.items()
+            if one.newest is not None
+        ]
+
     def last_manifest(self, leadership: Leadership) -> PartitionManifest | None:
         """Return a partition's manifest as its archiver knew it last; None where none is known."""
         archiver = self.archiver(leadership)
@@ -265,7 +277,9 @@ class Reconciler:
         for leadership in plan.start:
             fresh = _Running(self._make_archiver(leadership))
             self._running[leadership] = fresh
+            fresh.archiver.on_offer = fresh.arrived.set
             fresh.task = tasks.create_task(self._archive(leadership, fresh))
+            fresh.task.add_done_callback(fresh.end)
         fresh_until = self._fresh_until(look_seconds=clock() - started)
         for leadership, observation in world.wanted.items():
             if (known := self._running.get(leadership)) is not None:

@@ -7,6 +7,7 @@ across is handed to the caller, never passed over in silence.
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from tieringd.errors import CorruptDataError
@@ -23,14 +24,16 @@ if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.services.archive_reader import ArchiveReader, Batch
     from tieringd.services.remote_log import RemoteLog
+    from tieringd.services.spillover_manifests import SpilloverManifests
 
 
 class RecordReader:
     """Read the records that a manifest names. Keeps no state; readers may run side by side."""
 
-    def __init__(self, remote_log: RemoteLog, reader: ArchiveReader) -> None:
+    def __init__(self, remote_log: RemoteLog, reader: ArchiveReader, spillovers: SpilloverManifests) -> None:
         self._remote_log = remote_log
         self._reader = reader
+        self._spillovers = spillovers
 
     async def records(
         self,
@@ -41,7 +44,7 @@ class RecordReader:
         on_gap: Callable[[Gap], None],
     ) -> AsyncGenerator[Record]:
         """
-        Yield the records from *from_offset* to the archive's end.
+        Yield the records from *from_offset*, or the archive's start, to the archive's end.
 
         With *read_committed*, records of aborted transactions are left out; nothing undecided
         is ever in the archive. Control records are not records.
@@ -50,17 +53,35 @@ class RecordReader:
             ObjectNotFound: A segment has gone: read the manifest again and go on.
             CorruptDataError: Stored bytes are wrong; the error names the object and position.
         """
-        gaps = [gap for gap in manifest.gaps if gap.last_offset >= from_offset]
-        for row in range(manifest.segments.row_at_or_after(from_offset), len(manifest.segments)):
-            segment = manifest.segments[row]
-            while gaps and gaps[0].base_offset < segment.base_offset:
-                on_gap(gaps.pop(0))
-            async for record in self._segment_records(
-                manifest, segment, from_offset=from_offset, read_committed=read_committed
-            ):
-                yield record
-        for gap in gaps:
-            on_gap(gap)
+        from_offset = max(from_offset, manifest.start_offset)
+        async with aclosing(self._spillovers.pieces(manifest, from_offset=from_offset)) as pieces:
+            async for piece in pieces:
+                gaps = [gap for gap in piece.gaps if gap.last_offset >= from_offset]
+                for row in range(piece.segments.row_at_or_after(from_offset), len(piece.segments)):
+                    segment = piece.segments[row]
+                    while gaps and gaps[0].base_offset < segment.base_offset:
+                        on_gap(gaps.pop(0))
+                    async for record in self._segment_records(
+                        piece, segment, from_offset=from_offset, read_committed=read_committed
+                    ):
+                        yield record
+                for gap in gaps:
+                    on_gap(gap)
+
+    async def first_offset(self, manifest: PartitionManifest) -> int | None:
+        """Return the first offset of the first segment that can be read; None where there is none."""
+        async with aclosing(self._spillovers.pieces(manifest)) as pieces:
+            async for piece in pieces:
+                if piece.segments:
+                    return max(piece.start_offset, piece.segments[0].base_offset)
+        return None
+
+    async def latest_timestamp_ms(self, manifest: PartitionManifest) -> int | None:
+        """Return the largest timestamp of any record; None where there is no segment."""
+        names = await self._spillovers.names(manifest, from_offset=manifest.start_offset)
+        times = [name.max_timestamp_ms for name in names]
+        live = manifest.segments.latest_timestamp_ms
+        return max(times if live is None else [*times, live], default=None)
 
     async def offset_for_time(self, manifest: PartitionManifest, timestamp_ms: int) -> int:
         """
@@ -73,20 +94,24 @@ class RecordReader:
 
     async def first_record_at(self, manifest: PartitionManifest, timestamp_ms: int) -> Record | None:
         """Return the first record with *timestamp_ms* or later; None when no archived record is as late."""
-        times = manifest.segments.column("max_timestamp_ms")
-        for row in range(len(manifest.segments)):
-            if times[row] >= timestamp_ms:
-                segment = manifest.segments[row]
-                index = await self._remote_log.index_of(manifest.partition, segment)
-                async for record in self._records_of(
-                    manifest,
-                    segment,
-                    index,
-                    from_offset=offset_at_or_after_time(index, timestamp_ms),
-                    read_committed=False,
-                ):
-                    if record.timestamp_ms >= timestamp_ms:
-                        return record
+        async with aclosing(self._spillovers.pieces(manifest, reaching_ms=timestamp_ms)) as pieces:
+            async for piece in pieces:
+                for row in piece.segments.rows_reaching(timestamp_ms):
+                    found = await self._first_at(piece, piece.segments[row], timestamp_ms)
+                    if found is not None:
+                        return found
+        return None
+
+    async def _first_at(
+        self, manifest: PartitionManifest, segment: RemoteSegment, timestamp_ms: int
+    ) -> Record | None:
+        index = await self._remote_log.index_of(manifest.partition, segment)
+        from_offset = max(offset_at_or_after_time(index, timestamp_ms), manifest.start_offset)
+        async for record in self._records_of(
+            manifest, segment, index, from_offset=from_offset, read_committed=False
+        ):
+            if record.timestamp_ms >= timestamp_ms:
+                return record
         return None
 
     async def _segment_records(

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tieringd.errors import NotYetSupportedError, ObjectNotFound
+from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar_of
+from tieringd.policies.epoch_history import epoch_at
+from tieringd.services.archive_cleanup import ArchiveCleanup
 from tieringd.services.archive_reader import ArchiveReader
 from tieringd.services.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
+from tieringd.services.side_files import SideFileKind, SideFiles
 from tieringd.services.upload_line import NO_URGENCY, Urgency
 
 if TYPE_CHECKING:
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from tieringd.services.upload_gate import UploadGate
     from tieringd.storage.base import ObjectStore
 
-__all__ = ["CopiedSegment", "RemoteLog"]
+__all__ = ["CopiedSegment", "RemoteLog", "SideFileKind"]
 
 
 class RemoteLog:
@@ -55,6 +59,8 @@ class RemoteLog:
         self._manifests = manifests
         self._reader = ArchiveReader(store)
         self._layout = layout
+        self._cleanup = ArchiveCleanup(store, manifests, now_ms=now_ms)
+        self._side_files = SideFiles(manifests, self.index_of)
         self._copier = SegmentCopier(store, writer_id=writer_id, now_ms=now_ms, gate=gate, layout=layout)
 
     async def copy_segment(
@@ -66,9 +72,12 @@ class RemoteLog:
         urgency: Urgency = NO_URGENCY,
         before_put: Callable[[], None] = lambda: None,
         final_holes: Collection[int] = (),
+        bytes_below: int | None = None,
     ) -> CopiedSegment | None:
         """
-        Check every batch of *part*, and store its data and index objects; None when it has no batch.
+        Check every batch of *part*, and store its data and index objects.
+
+        Returns None when it has no batch, or has not fewer bytes than *bytes_below*: nothing is stored.
 
         *log* is the scan that *part* is from: transactions that are open at its end are followed
         into what comes later. *urgency* decides whose turn it is at the gate. *before_put* is called
@@ -81,7 +90,7 @@ class RemoteLog:
                 transaction with records in *part* is missing.
             StorageUnavailable: The store did not take it; at most unreferenced objects remain.
         """
-        request = CopyRequest(leadership, log, part, urgency, before_put, final_holes)
+        request = CopyRequest(leadership, log, part, urgency, before_put, final_holes, bytes_below)
         return await self._copier.copy(request)
 
     def cancel_copies(self, partition: TopicIdPartition) -> int:
@@ -149,12 +158,36 @@ class RemoteLog:
         manifest = (await self._manifests.load(partition)).manifest
         if manifest is None:
             return ()
+        manifest = await self._manifests.spillovers.with_history(manifest, from_offset=min_base_offset)
         return tuple(one for one in manifest.segments if one.base_offset >= min_base_offset)
 
     async def earliest_offset(self, partition: TopicIdPartition) -> int:
         """Return the first offset that can be read; -1 when nothing is stored."""
-        segments = await self.list_segments(partition)
-        return segments[0].base_offset if segments else -1
+        manifest = (await self._manifests.load(partition)).manifest
+        return -1 if manifest is None else await self._cleanup.first_offset(manifest)
+
+    async def highest_offset(self, partition: TopicIdPartition, *, leader_epoch: int) -> int:
+        """Return the last offset of *leader_epoch* that the archive holds, or held; -1 without any."""
+        manifest = (await self._manifests.load(partition)).manifest
+        if manifest is None:
+            return -1
+        bounds = [*manifest.epochs, (-1, manifest.next_offset)]
+        for (epoch, start_offset), (_, end_offset) in pairwise(bounds):
+            if epoch == leader_epoch and start_offset < min(end_offset, manifest.next_offset):
+                return min(end_offset, manifest.next_offset) - 1
+        return -1
+
+    async def segment_of(
+        self, partition: TopicIdPartition, offset: int, *, leader_epoch: int
+    ) -> RemoteSegment | None:
+        """Return the segment that holds *offset* as written under *leader_epoch*; None without one."""
+        manifest = (await self._manifests.load(partition)).manifest
+        if manifest is None or not manifest.start_offset <= offset < manifest.next_offset:
+            return None
+        if epoch_at(manifest.epochs, offset) != leader_epoch:
+            return None
+        piece = await self._manifests.spillovers.piece_at(manifest, offset)
+        return piece.segments.covering(offset)
 
     async def index_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> SegmentIndex:
         """
@@ -168,6 +201,22 @@ class RemoteLog:
         data, _ = await self._store.get(key)
         return decode_sidecar_of(data, segment, key=key)
 
+    async def side_file(
+        self, partition: TopicIdPartition, segment: RemoteSegment, kind: SideFileKind
+    ) -> bytes:
+        """
+        Return one of the files that a broker has beside a segment, for a follower that goes on from there.
+
+        It is the broker's own where the archive has that, and else made from our index. The leader epochs
+        are those up to the segment's end.
+
+        Raises:
+            ObjectNotFound: The bucket has no such segment, or there is no such file: no transaction was
+                aborted in it, or it has no producer snapshot.
+            CorruptDataError: The index is damaged, or describes another object.
+        """
+        return await self._side_files.read(partition, segment, kind)
+
     async def read(
         self,
         partition: TopicIdPartition,
@@ -177,30 +226,61 @@ class RemoteLog:
         at_least_one_batch: bool = True,
     ) -> bytes:
         """
-        Return whole record batches from the one that holds *offset* on, within one segment.
+        Return whole record batches of one segment, from the one that holds *offset* on.
 
-        The first batch is returned even when it is larger than *size_bytes_max*, unless
-        *at_least_one_batch* is false.
+        Where compaction has removed that batch it is the next one, in a later segment if need be. The
+        first batch is returned even when it is larger than *size_bytes_max*, unless
+        *at_least_one_batch* is false. Empty as well where the archive has no batch from there on.
 
         Raises:
             ObjectNotFound: No stored segment holds *offset*.
             CorruptDataError: A batch's checksum is wrong.
         """
         manifest = (await self._manifests.load(partition)).manifest
-        segment = manifest.segments.covering(offset) if manifest else None
-        if segment is None:
+        expected = offset
+        if manifest is not None and manifest.start_offset <= offset < manifest.next_offset:
+            async with aclosing(self._manifests.spillovers.pieces(manifest, from_offset=offset)) as pieces:
+                async for piece in pieces:
+                    for row in range(piece.segments.row_at_or_after(expected), len(piece.segments)):
+                        segment = piece.segments[row]
+                        if segment.base_offset > expected:
+                            break
+                        found = await self._batches_in(
+                            partition, segment, offset, size_bytes_max, at_least_one=at_least_one_batch
+                        )
+                        if found is not None:
+                            return found
+                        expected = segment.next_offset
+                    if expected < piece.next_offset:
+                        break
+        if expected == offset:
             raise ObjectNotFound(f"offset {offset} of {partition} is not in the archive")
+        return b""
+
+    async def _batches_in(
+        self,
+        partition: TopicIdPartition,
+        segment: RemoteSegment,
+        offset: int,
+        size_bytes_max: int,
+        *,
+        at_least_one: bool,
+    ) -> bytes | None:
+        """Return batches of one segment; None when it has none from *offset* on."""
         index = await self.index_of(partition, segment)
         size_bytes = 0
-        parts: list[bytes] = []
-        async for batch in self._reader.batches(
-            data_key(partition, segment), index, from_offset=offset, chunk_bytes=max(size_bytes_max, 1)
-        ):
-            size_bytes += len(batch.data)
-            if size_bytes > size_bytes_max and (parts or not at_least_one_batch):
-                break
-            parts.append(bytes(batch.data))
-        return b"".join(parts)
+        parts: list[bytes] | None = None
+        key = data_key(partition, segment)
+        batches = self._reader.batches(key, index, from_offset=offset, chunk_bytes=max(size_bytes_max, 1))
+        async with aclosing(batches):
+            async for batch in batches:
+                size_bytes += len(batch.data)
+                is_wanted = size_bytes <= size_bytes_max or (parts is None and at_least_one)
+                parts = parts or []
+                if not is_wanted:
+                    break
+                parts.append(bytes(batch.data))
+        return None if parts is None else b"".join(parts)
 
     async def delete_segments(self, partition: TopicIdPartition, segments: Iterable[RemoteSegment]) -> None:
         """
@@ -211,22 +291,34 @@ class RemoteLog:
         Raises:
             StorageUnavailable: Some may be left. Calling again deletes them.
         """
-        keys = [name(partition, segment) for segment in segments for name in (index_key, data_key)]
-        if keys:
-            await self._store.delete_many(keys)
+        await self._cleanup.delete_segments(partition, segments)
 
-    async def delete_partition(self, partition: TopicIdPartition) -> None:
-        """Delete all that is stored of a partition."""
-        raise NotYetSupportedError(
-            f"{partition} cannot be deleted from the archive yet: topic deletion comes with a later release"
-        )
+    async def delete_partition(self, partition: TopicIdPartition) -> int:
+        """
+        Delete all that is stored of a partition at once; return how many segments that were.
 
-    async def cleanup_until(self, partition: TopicIdPartition, *, timestamp_ms: int) -> int:
-        """Delete the partition's segments that are older than *timestamp_ms*."""
-        raise NotYetSupportedError(
-            f"{partition} cannot be cleaned up to {timestamp_ms} yet: archive retention comes with "
-            f"a later release"
-        )
+        The caller has seen to it that nobody archives or reads it any more. The manifest goes last.
+
+        Raises:
+            CorruptDataError: A manifest is damaged, and with it the names of what there is.
+            StorageUnavailable: Some may be left. Calling again deletes it.
+        """
+        self._copier.cancel(partition)
+        return await self._cleanup.delete_partition(partition)
+
+    async def cleanup_until(self, leadership: Leadership, *, timestamp_ms: int) -> int:
+        """
+        Let go of the partition's oldest segments that hold nothing newer than *timestamp_ms*.
+
+        Returns the first offset that is left; -1 when nothing is. Their objects go with the next rounds of
+        the partition's archiver, after the delay that readers need. While an archiver of this process
+        is at work on the partition this is not for its callers: it would see another writer.
+
+        Raises:
+            FencedError: Another writer owns the manifest.
+            StorageUnavailable: Some may be left. Calling again goes on.
+        """
+        return await self._cleanup.cleanup_until(leadership, timestamp_ms=timestamp_ms)
 
     async def close(self) -> None:
         """Cancel what is under way and release the store."""

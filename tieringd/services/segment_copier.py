@@ -26,6 +26,7 @@ from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.formats.transactions import MarkerSearch
+from tieringd.model.partition import Leadership
 from tieringd.model.segment import (
     NO_TIMESTAMP,
     AbortedTransaction,
@@ -33,6 +34,7 @@ from tieringd.model.segment import (
     RemoteSegment,
     SegmentIndex,
 )
+from tieringd.services.upload_line import NO_URGENCY
 from tieringd.storage.base import FileSlice
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from tieringd.broker.segment_file import OpenSegment
     from tieringd.formats.segment_scan import SegmentScan
     from tieringd.model.local_log import LocalLog
-    from tieringd.model.partition import Leadership, TopicIdPartition
+    from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import CrossingTransaction, LocalSegment, SegmentSlice
     from tieringd.services.upload_gate import UploadGate
     from tieringd.services.upload_line import Urgency
@@ -81,6 +83,7 @@ class CopyRequest:
     urgency: Urgency
     before_put: Callable[[], None]
     final_holes: Collection[int]
+    bytes_below: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,8 @@ class SegmentCopier:
             found = await _outlasted(asyncio.to_thread(_examine, self._layout, file, request))
         if part.is_open and not found.scan.size_bytes:
             return None
+        if request.bytes_below is not None and found.scan.size_bytes >= request.bytes_below:
+            return None
         index = _index_of(part, found)
         sidecar = encode_sidecar(index)
         sidecar_crc32c = crc32c(sidecar)
@@ -185,6 +190,25 @@ class SegmentCopier:
             noted_ms = await asyncio.to_thread(self._layout.broker_timestamp_ms, part.segment)
             remote = replace(remote, broker_timestamp_ms=NO_TIMESTAMP if noted_ms is None else noted_ms)
         return CopiedSegment(remote, index, part, found.crossing)
+
+
+def local_index(
+    layout: Layout, partition: TopicIdPartition, local_log: LocalLog, part: SegmentSlice
+) -> SegmentIndex | None:
+    """
+    Return the index that copying *part* would store now; None where it would store nothing. Blocks.
+
+    Raises:
+        CorruptDataError: A batch is wrong.
+        LocalFileError: A file cannot be read, or changed while it was read; or a marker is missing.
+    """
+    file = layout.open(part.segment)
+    try:
+        request = CopyRequest(Leadership(partition, 0), local_log, part, NO_URGENCY, lambda: None, ())
+        found = _examine(layout, file, request)
+    finally:
+        file.close()
+    return _index_of(part, found) if found.scan.size_bytes or not part.is_open else None
 
 
 async def _opened(layout: Layout, segment: LocalSegment) -> OpenSegment:

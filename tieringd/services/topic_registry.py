@@ -16,6 +16,7 @@ import structlog
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
 from tieringd.formats.topic_manifest import Archiving
+from tieringd.model.topic_lifecycle import Lifecycle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -57,6 +58,11 @@ class TopicRegistry:
         """Say whether an operator has paused the topic."""
         known = self._known.get(key)
         return known is not None and known.archiving is Archiving.PAUSED
+
+    def is_closed(self, key: TopicKey) -> bool:
+        """Say whether nothing is to be archived of the topic: it is deleted, or its archive was moved."""
+        known = self._known.get(key)
+        return known is not None and (known.lifecycle is not Lifecycle.LIVE or known.moved_to != "")
 
     async def refresh(self, cluster: str | None) -> bool:
         """
@@ -115,6 +121,15 @@ class TopicRegistry:
             StorageUnavailable: Try again in the next round.
         """
         await self.change(key, lambda found: replace(found, defaults=found.defaults or defaults))
+
+    async def record_remote_delete(self, key: TopicKey, *, is_set: bool) -> None:
+        """
+        Note whether deleting the topic is to delete its objects: afterwards nobody can be asked.
+
+        Raises:
+            StorageUnavailable: Try again in the next round.
+        """
+        await self.change(key, lambda found: replace(found, remote_delete=is_set))
 
     async def change(self, key: TopicKey, change: Callable[[TopicManifest], TopicManifest]) -> TopicManifest:
         """

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -47,6 +47,14 @@ STALE_LOOK_SECONDS = 60.0
 """For so long after a trim an earlier look is not trimmed by again: what it shows is gone already."""
 
 
+class TrimRecord(Protocol):
+    """See that the bucket knows of a trim before it is asked for; see `Claim.record_trim`."""
+
+    async def __call__(self, before_offset: int, *, is_stored_end: bool) -> bool:
+        """Say whether the trim may be asked for."""
+        ...
+
+
 class Trimmer:
     """
     Let go of one partition's local segments.
@@ -64,13 +72,15 @@ class Trimmer:
         metrics: Metrics,
         now_ms: Callable[[], int],
         is_current: Callable[[], Awaitable[bool]],
+        record: TrimRecord,
     ) -> None:
         """
         Take the parts; *is_current* says whether the bucket still holds the manifest that is trimmed by.
 
         A leader that does not know yet that it was deposed would else trim what its successor has cut
-        off the archive.
+        off the archive. *record* is what tells our own trims from a user's DeleteRecords.
         """
+        self._record = record
         self._partition = partition
         self._broker = broker
         self._remote_log = remote_log
@@ -106,8 +116,12 @@ class Trimmer:
         proved = await self._prove(plan.candidates)
         if not proved or not await self._is_current():
             return 0
+        before_offset = proved[-1].next_offset
+        is_stored_end = proved[-1].pieces[-1].next_offset == before_offset
+        if not await self._record(before_offset, is_stored_end=is_stored_end):
+            return 0
         segments = [candidate.local for candidate in proved]
-        return len(proved) if await self._let_go(seen, segments, before_offset=proved[-1].next_offset) else 0
+        return len(proved) if await self._let_go(seen, segments, before_offset=before_offset) else 0
 
     async def trim_expired(self, manifest: PartitionManifest, seen: Observation) -> int:
         """

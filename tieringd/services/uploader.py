@@ -52,6 +52,11 @@ class Uploader:
         """Note that the cluster still named this broker the leader; *until* is in loop time."""
         self._confirmed_until = until
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Say whether a round has seen the partition of late, and this broker as its leader."""
+        return asyncio.get_running_loop().time() <= self._confirmed_until
+
     async def upload(
         self, local_log: LocalLog, slices: Sequence[SegmentSlice], *, next_offset: int, urgency: Urgency
     ) -> UploadOutcome:
@@ -98,7 +103,7 @@ class Uploader:
 
         So a process that was stopped through a change of leadership, and goes on, stores nothing.
         """
-        if asyncio.get_running_loop().time() > self._confirmed_until:
+        if not self.is_confirmed:
             raise BrokerUnavailable(
                 f"it is too long ago that this broker was seen to lead {self._leadership.partition}; "
                 f"looking again first"

@@ -196,3 +196,28 @@ async def test_abandoned_uploads_are_removed_now_and_then(registry, follower, br
     await asyncio.sleep(CLEAN_UP_INTERVAL_SECONDS)
     await bookkeeper.step(world_of(writer))
     assert asked == 2
+
+
+@virtually
+async def test_remote_delete_is_recorded_when_it_changes(bookkeeper, registry, store, writer):
+    """What a living topic says of its deletion is in the bucket after the same step, and written once."""
+    key = topic_key(writer.identified)
+    for is_set in (True, False):
+        world = replace(world_of(writer), remote_delete={key: is_set})
+        await bookkeeper.step(world)
+        assert registry.manifest(key).remote_delete is is_set
+        puts = asked(store, "put")
+        await bookkeeper.step(world)
+        assert asked(store, "put") == puts
+
+
+@virtually
+async def test_nothing_is_recorded_of_a_topic_that_is_not_archived(bookkeeper, registry, writer):
+    """There is nothing to delete; that it was seen is another thing."""
+    key = topic_key(writer.identified)
+    world = replace(world_of(writer, is_led=False), remote_delete={key: False})
+    await bookkeeper.step(world)
+    assert registry.manifest(key) is None
+    await registry.record_defaults(key, TieringDefaults(remote_write=False, remote_read=False))
+    await bookkeeper.step(world)
+    assert registry.manifest(key).remote_delete is None

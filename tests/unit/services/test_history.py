@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.archive import archive_in, archived
+from tests.fakes.archive import archive_in, archived, archiver_of, values_in
+from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.unit.services.spilling import filled, make_parts_small
 from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key
@@ -180,3 +182,20 @@ async def test_outage_leaves_what_is_known_of_links(writer, store, history, cloc
     store.fail_next("get", lambda: StorageUnavailable("away"))
     assert await history.parts(writer.identified, start_offset=5) == ()
     assert not store._faults["get"]
+
+
+@pytest.mark.parametrize("end", [4, 5, 8, 9, 10, 12])
+async def test_spilled_history_is_read_to_its_end(tmp_path, store, archive, history, monkeypatch, *, end):
+    """The old cluster may have gone on, and spilled, since; what is spilled before the end stays so."""
+    make_parts_small(monkeypatch)
+    old = LogWriter(tmp_path / "0", topic_id=IDS[0])
+    old.identified = replace(old.identified, cluster="cluster-0")
+    await filled(old, archiver_of(old, archive, FakeBroker(old)))
+    assert (await archive.manifests.load(old.identified)).existing.live_offset == 8
+    new, _ = await old_archive(tmp_path, store, 1, first_offset=end)
+    await history.link(linked(1, end))
+    (part,) = await history.parts(new.identified, start_offset=end)
+    assert (part.start_offset, part.next_offset) == (0, end)
+    assert sorted(await values_in(archive, part)) == list(range(end - end % 2))
+    assert await archive.records.first_offset(part) == 0
+    assert part.live_offset == min(8, end - 1 - (end - 1) % 2)

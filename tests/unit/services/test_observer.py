@@ -20,6 +20,7 @@ from tieringd.formats.topic_manifest import Archiving
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.offset_translation import LOG_BEGINNING
 from tieringd.model.partition import Leadership
+from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import PinLook, Pinner
@@ -332,6 +333,51 @@ async def test_managed_retention_goes_on_while_the_topic_is_paused(make_watch, w
     world = await watch.look()
     assert wanted(world) == {}
     assert list(world.managed) == [topic_key(writers[0].identified)]
+
+
+@pytest.mark.parametrize("change", [{"lifecycle": Lifecycle.KEPT}, {"moved_to": "s3://new"}])
+async def test_retention_is_not_managed_where_the_archive_is_closed(make_watch, writers, change):
+    """After a move the daemons with the new configuration do that."""
+    watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
+    assert list((await watch.look()).managed) == [topic_key(writers[0].identified)]
+    await watch.registry.change(topic_key(writers[0].identified), lambda found: replace(found, **change))
+    assert (await watch.look()).managed == {}
+
+
+async def test_remote_delete_is_told_of_topics_whose_first_partition_is_led(watch, writers):
+    """As the broker and the file have it now."""
+    key = topic_key(writers[0].identified)
+    assert (await watch.look()).remote_delete == {key: True}
+    watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
+    assert (await watch.look()).remote_delete == {key: False}
+    watch.broker.followed[writers[0].name] = watch.broker.epochs.pop(writers[0].name)
+    assert (await watch.look()).remote_delete == {}
+
+
+async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, writers):
+    """One that is being deleted is on disk for a while, and has no configuration any more."""
+    watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
+    watch.broker.untold = {"orders"}
+    world = await watch.look()
+    assert (world.remote_delete, len(world.local)) == ({}, len(writers))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"lifecycle": Lifecycle.DELETED}, "its archive is deleted, so nothing is added to it"),
+        ({"moved_to": "s3://new"}, "its archive was moved to s3://new: name that in the configuration"),
+    ],
+)
+async def test_topic_whose_archive_is_closed_is_not_archived(watch, writers, change, reason):
+    """It is a problem that is told; its files and pins are looked after."""
+    key = topic_key(writers[0].identified)
+    await watch.look()
+    await watch.registry.change(key, lambda found: replace(found, **change))
+    world = await watch.look()
+    assert (wanted(world), followed(world)) == ({}, ["orders-0", "orders-1", "orders-2"])
+    assert reason in world.problems[f"topic orders ({key.topic_id})"]
+    assert world.paused == frozenset()
 
 
 class HeadlessLayout(KafkaLayout):

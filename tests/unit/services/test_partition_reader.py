@@ -20,6 +20,8 @@ from tieringd.policies.cache_trim import TrimLimits
 from tieringd.services import partition_reader
 from tieringd.services.chunk_download import DownloadLimits
 from tieringd.services.partition_reader import NO_BATCH, PartitionReader, under_first_epoch
+from tieringd.services.spillover_manifests import SpilloverManifests
+from tieringd.storage.memory import MemoryStore
 
 CACHED = TrimLimits(size_bytes=1 << 30, objects=1000)
 STREAMED = TrimLimits(size_bytes=0, objects=1000)
@@ -47,9 +49,14 @@ def headers_in(data: bytes):
     return found
 
 
+def reader_of(hydrator):
+    """Return a reader of archives of which nothing is spilled."""
+    return PartitionReader(hydrator, SpilloverManifests(MemoryStore()))
+
+
 async def read(hydrator, manifest, offset, *, size_bytes_max=1 << 30, needs_a_batch=True):
     """Return the headers of what is read; None when there is nothing to read."""
-    found = await PartitionReader(hydrator).read(
+    found = await reader_of(hydrator).read(
         manifest, offset, size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch
     )
     if found is None:
@@ -57,7 +64,11 @@ async def read(hydrator, manifest, offset, *, size_bytes_max=1 << 30, needs_a_ba
     try:
         data = content(found)
         assert len(data) == found.size_bytes
-        return headers_in(data)
+        headers = headers_in(data)
+        if found.next_offset >= 0:
+            # After what was compacted away at a chunk's end it may be more.
+            assert found.next_offset > headers[-1].last_offset
+        return headers
     finally:
         found.close()
 
@@ -95,6 +106,11 @@ async def test_read_keeps_to_its_limit(writer, archive, host):
             found = await read(hydrator, manifest, 0, size_bytes_max=limit)
             assert 1 <= len(found) <= limit // size_bytes
         assert len(await read(hydrator, manifest, 0)) == 4
+        reader = reader_of(hydrator)
+        for limit, next_offset in ((1, 3), (size_bytes, 3), (4 * size_bytes, 12)):
+            found = await reader.read(manifest, 0, size_bytes_max=limit, needs_a_batch=True)
+            found.close()
+            assert found.next_offset == next_offset
     assert base == 12
 
 
@@ -130,10 +146,10 @@ async def test_aborted_transactions_come_with_their_records(writer, archive, hos
     writer.roll()
     manifest = await archived(writer, archive)
     async with running(host) as hydrator:
-        found = await PartitionReader(hydrator).read(manifest, 0, size_bytes_max=1 << 20, needs_a_batch=True)
+        found = await reader_of(hydrator).read(manifest, 0, size_bytes_max=1 << 20, needs_a_batch=True)
         assert [(one.producer_id, one.first_offset) for one in found.aborted] == [(7, 0)]
         found.close()
-        later = await PartitionReader(hydrator).read(manifest, 3, size_bytes_max=1 << 20, needs_a_batch=True)
+        later = await reader_of(hydrator).read(manifest, 3, size_bytes_max=1 << 20, needs_a_batch=True)
         assert later.aborted == ()
         later.close()
 
@@ -154,7 +170,7 @@ async def test_history_comes_under_the_first_epoch(writer, archive, host):
     writer.append(), writer.append(), writer.roll()
     manifest = await archived(writer, archive)
     async with running(host) as hydrator:
-        found = await PartitionReader(hydrator).read(manifest, 0, size_bytes_max=1 << 30, needs_a_batch=True)
+        found = await reader_of(hydrator).read(manifest, 0, size_bytes_max=1 << 30, needs_a_batch=True)
         stored = content(found)
         moved = under_first_epoch(found)
         headers = headers_in(content(moved))
@@ -198,7 +214,7 @@ async def test_small_part_keeps_no_chunk_in_memory(tmp_path, writer, archive, st
     manifest = await archived(writer, archive)
     host = Host(tmp_path / "cache", store, limits=STREAMED)
     async with running(host, is_whole=True) as hydrator:
-        found = await PartitionReader(hydrator).read(manifest, 0, size_bytes_max=1, needs_a_batch=True)
+        found = await reader_of(hydrator).read(manifest, 0, size_bytes_max=1, needs_a_batch=True)
         assert len(found.data.obj) == found.size_bytes < manifest.segments[0].size_bytes // 2
         found.close()
 

@@ -1,4 +1,4 @@
-"""KIP-405's operations on a bucket: copy, list, read, index; and what is still to come."""
+"""KIP-405's operations on a bucket, as an archiver uses them: copy, compare, list, read, index."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from tests.fakes.archive import archive_in, archived, values_in
+from tests.fakes.archive import archive_in, archived
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
@@ -17,7 +17,6 @@ from tieringd.broker import segment_file
 from tieringd.errors import (
     CorruptDataError,
     LocalFileError,
-    NotYetSupportedError,
     ObjectNotFound,
     StorageUnavailable,
 )
@@ -366,23 +365,6 @@ async def test_damaged_index_is_named(writer, remote_log, archive, partition, st
     with pytest.raises(CorruptDataError) as caught:
         await remote_log.index_of(partition, segment)
     assert caught.value.source == index_key(partition, segment)
-
-
-async def test_operations_of_later_releases_say_so(writer, remote_log, archive, partition, store):
-    """What cannot be done yet raises clearly, and changes nothing."""
-    writer.closed_segment()
-    manifest = await archived(writer, archive)
-    before = dict(store._objects)
-
-    with pytest.raises(NotYetSupportedError, match="later release"):
-        await remote_log.delete_partition(partition)
-    with pytest.raises(NotYetSupportedError, match="later release"):
-        await remote_log.delete_partition(partition)
-    with pytest.raises(NotYetSupportedError, match="later release"):
-        await remote_log.cleanup_until(partition, timestamp_ms=0)
-
-    assert store._objects == before
-    assert await values_in(archive, manifest) == {0: b"a", 1: b"b", 2: b"c"}
 
 
 async def test_copy_with_another_index_has_another_name(writer, remote_log, leadership, store):

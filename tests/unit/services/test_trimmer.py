@@ -20,6 +20,10 @@ async def always() -> bool:
     return True
 
 
+async def recorded(before_offset: int, *, is_stored_end: bool) -> bool:
+    return True
+
+
 class HintedTrimmer(Trimmer):
     """A trimmer of a partition whose stored hint is always what local retention says now."""
 
@@ -46,6 +50,7 @@ def trimmer(writer, broker, archive, metrics, clock):
         metrics=metrics,
         now_ms=clock,
         is_current=always,
+        record=recorded,
     )
 
 
@@ -170,6 +175,7 @@ def counted(writer, broker, archive, metrics, clock):
         metrics=metrics,
         now_ms=clock,
         is_current=always,
+        record=recorded,
     )
     return counting, trimmer
 

@@ -138,7 +138,7 @@ async def test_change_outside_of_the_batch_checksums_takes_the_objects_own(archi
     forget_checksums(store)
 
     (fault,) = (await archive.verifier.verify(manifest, deep=True)).faults
-    assert "the bytes have checksum" in fault
+    assert "the object has checksum" in fault
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,16 @@ requests mean is the business of `api.Api`. Records go from the cache's files to
 from __future__ import annotations
 
 import asyncio
-import ssl
 from typing import TYPE_CHECKING
 
 import structlog
 
 from tieringd.errors import ProtocolViolation
+from tieringd.formats.kafka_wire.pieces import size_of
+from tieringd.formats.kafka_wire.request_header import Api as Kafka
 from tieringd.services.archive_endpoint.requests import RequestBuffer
-from tieringd.services.gateway.wire import NOTHING_NOW, TlsWire, Wire
+from tieringd.services.gateway.opening import host_of
+from tieringd.services.gateway.wire import NOTHING_NOW, wire_of
 
 if TYPE_CHECKING:
     import socket
@@ -49,8 +51,8 @@ class EndpointConnection:
         self._is_finishing = False
         self._is_closed = False
         self._received_bytes = 0
-        kind = TlsWire if isinstance(sock, ssl.SSLSocket) else Wire
-        self._wire = kind(
+        self._host = host_of(sock)
+        self._wire = wire_of(sock)(
             sock,
             self._loop,
             shared.budget,
@@ -126,7 +128,12 @@ class EndpointConnection:
     async def _answer(self, head: RequestHead, frame: bytes) -> None:
         answer = await self._api.answer(head, memoryview(frame))
         self._shared.counters.archived_answers += 1
+        size_bytes = size_of(answer.pieces) if head.api_key == Kafka.FETCH else 0
         self._wire.send_pieces(answer.pieces, answer.release)
+        seconds = self._shared.rates.spend(self._host, size_bytes, now=self._loop.time())
+        if seconds:
+            self._shared.counters.delayed_answers += 1
+            await asyncio.sleep(seconds)
 
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._task = None

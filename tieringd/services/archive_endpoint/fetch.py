@@ -9,6 +9,7 @@ copied; those that the cache did not take count against the budget of all connec
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -83,12 +84,15 @@ class FetchAnswers:
         *,
         budget: ByteBudget,
         history: History,
+        bytes_max: Callable[[], float] = lambda: math.inf,
     ) -> None:
+        """Take the parts. An answer has at most *bytes_max* of records then, but for a larger first batch."""
         self._topics = topics
         self._partitions = partitions
         self._reads = PartitionReads(partitions, reader, history)
         self._settings = settings
         self._budget = budget
+        self._bytes_max = bytes_max
 
     async def fetch(self, head: RequestHead, frame: memoryview) -> tuple[RebuiltResponse, Callable[[], None]]:
         """
@@ -113,6 +117,7 @@ class FetchAnswers:
         loop = asyncio.get_running_loop()
         wait_seconds = min(max(asked.max_wait_ms, 0) / 1000, self._settings.longest_wait_seconds)
         deadline = loop.time() + wait_seconds
+        enough = min(asked.min_bytes, self._bytes_max())
         served = [found for topic, number in asked.partitions if (found := self._partition(topic, number))]
         with self._partitions.watching(served) as changed:
             while True:
@@ -120,7 +125,7 @@ class FetchAnswers:
                 changed.clear()
                 reading = await self._read(asked, served)
                 left_seconds = 0 if self._partitions.is_ending else deadline - loop.time()
-                if reading.has_error or reading.size_bytes >= asked.min_bytes or left_seconds <= 0:
+                if reading.has_error or reading.size_bytes >= enough or left_seconds <= 0:
                     return reading
                 reading.release()
                 with suppress(TimeoutError):
@@ -135,7 +140,7 @@ class FetchAnswers:
         loop = asyncio.get_running_loop()
         begun_at = loop.time()
         deadline = begun_at + self._settings.answer_timeout_seconds
-        reading = _Reading(asked.max_bytes)
+        reading = _Reading(int(min(asked.max_bytes, self._bytes_max())))
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 await self._partitions.look(partitions)

@@ -163,7 +163,8 @@ class OffsetAnswers:
         if timestamp == EARLIEST:
             return _at(archives[0], archives[0].start_offset)
         if timestamp == MAX_TIMESTAMP:
-            timestamp = max(max(one.segments.column("max_timestamp_ms"), default=-1) for one in archives)
+            times = [await self._records.latest_timestamp_ms(one) for one in archives]
+            timestamp = max((time for time in times if time is not None), default=-1)
         for archive in archives if timestamp >= 0 else ():
             record = await self._records.first_record_at(archive, timestamp)
             if record is not None:

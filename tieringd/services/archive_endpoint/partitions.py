@@ -32,6 +32,8 @@ _PATIENCE_SECONDS: Final = 3.0
 _RETRY_SECONDS: Final = 1.0
 """So long nobody tries again what has just failed: many may be asking."""
 _FORGOTTEN_AFTER_SECONDS: Final = 3600.0
+KEPT_MAX: Final = 2048
+"""Manifests; those of a long history are large."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,9 +54,18 @@ class _Known:
 class ServedPartitions:
     """Manifests by partition. Belongs to one event loop."""
 
-    def __init__(self, manifests: ManifestStore, *, interval_seconds: float, at_once: int = 16) -> None:
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        *,
+        interval_seconds: float,
+        at_once: int = 16,
+        kept_max: int = KEPT_MAX,
+    ) -> None:
+        """Take the parts; *at_once* manifests are read side by side, and about *kept_max* are kept."""
         self._manifests = manifests
         self._at_once = at_once
+        self._kept_max = kept_max
         self._interval_seconds = interval_seconds
         self._known: dict[TopicIdPartition, _Known] = {}
         self._reading = asyncio.Semaphore(at_once)
@@ -116,10 +127,10 @@ class ServedPartitions:
         """
         known = self._known.get(partition)
         if known is not None and known.stored is not None:
-            return (await self.manifest(partition)).segments.total_bytes
+            return (await self.manifest(partition)).size_bytes
         async with self._reading:
             stored = await self._manifests.load(partition)
-        return _manifest_of(partition, stored).segments.total_bytes
+        return _manifest_of(partition, stored).size_bytes
 
     async def newest(self, partition: TopicIdPartition) -> PartitionManifest:
         """
@@ -183,10 +194,12 @@ class ServedPartitions:
         await asyncio.gather(*flights, return_exceptions=True)
 
     def _entry(self, partition: TopicIdPartition, now: float) -> _Known:
-        known = self._known.get(partition)
+        known = self._known.pop(partition, None)
         if known is None:
             self._forget(now)
-            known = self._known[partition] = _Known()
+            known = _Known()
+        # The longest not asked for come first.
+        self._known[partition] = known
         known.asked_at = now
         return known
 
@@ -195,14 +208,14 @@ class ServedPartitions:
         return known is None or known.stored is None or now - known.checked_at >= self._interval_seconds
 
     def _forget(self, now: float) -> None:
-        """Drop what nobody has asked for in a long time: manifests of a long history are large."""
-        old = [
-            partition
-            for partition, known in self._known.items()
-            if now - known.asked_at > _FORGOTTEN_AFTER_SECONDS and known.flight is None and not known.waiting
-        ]
-        for partition in old:
-            del self._known[partition]
+        """Make room for one more: drop what nobody has asked for in a long time, or in the longest time."""
+        spare = len(self._known) + 1 - self._kept_max
+        for partition, known in tuple(self._known.items()):
+            if spare <= 0 and now - known.asked_at <= _FORGOTTEN_AFTER_SECONDS:
+                break
+            if known.flight is None and not known.waiting:
+                del self._known[partition]
+                spare -= 1
 
     def _fly(self, partition: TopicIdPartition, known: _Known) -> asyncio.Task[StoredManifest]:
         if known.flight is None:

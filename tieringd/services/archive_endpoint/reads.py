@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tieringd.errors import ObjectNotFound, TieringError
-from tieringd.services.partition_reader import NO_BATCH, under_first_epoch
+from tieringd.policies.history_part import part_holding
+from tieringd.services.partition_reader import HeldRead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,41 +22,20 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.archive_endpoint.partitions import ServedPartitions
     from tieringd.services.history import History
-    from tieringd.services.partition_reader import ArchivedBatches, HeldBatches, HeldGap, PartitionReader
+    from tieringd.services.partition_reader import PartitionReader
 
 
 @dataclass(eq=False, slots=True)
-class PartitionRead:
+class PartitionRead(HeldRead):
     """How the read of one partition stands."""
 
     partition: TopicIdPartition
     offset: int
     bounds: PartitionManifest | None = None
     """The manifest, which begins where the history does; None while it is not known."""
-    held: HeldBatches | HeldGap | None = None
-    is_history: bool = False
     is_outside: bool = False
     """The archive does not have the offset, nor ends there."""
     error: TieringError | None = None
-
-    def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:
-        """
-        Take batches of what is held, which is theirs then; see `HeldBatches.take`.
-
-        Raises:
-            CorruptDataError: They cannot be brought under the first epoch.
-        """
-        held, self.held = self.held, None
-        if held is None:
-            return NO_BATCH
-        batches = held.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
-        return under_first_epoch(batches) if self.is_history else batches
-
-    def close(self) -> None:
-        """Give back what is held, unless it was taken."""
-        held, self.held = self.held, None
-        if held is not None:
-            held.close()
 
 
 class PartitionReads:
@@ -133,9 +113,9 @@ class PartitionReads:
             read.is_history = True
             if parts:
                 read.bounds = replace(manifest, start_offset=parts[0].start_offset)
-            for part in parts:
-                if part.start_offset <= read.offset < part.next_offset:
-                    return part
+            part = part_holding(parts, read.offset)
+            if part is not None:
+                return part
         read.is_outside = read.offset != manifest.next_offset
         return None
 

@@ -9,14 +9,14 @@ tries again: the broker's own answer would make it skip what is archived.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from kio.schema.errors import ErrorCode
 
 from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch_answer import Replacement, rebuilt
+from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed, readdressed, rebuilt
 from tieringd.formats.kafka_wire.fetch_request import asked_of
 from tieringd.formats.kafka_wire.messages import (
     decode_request,
@@ -37,12 +37,16 @@ from tieringd.services.gateway.archive_answers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from uuid import UUID
 
+    from tieringd.formats.kafka_wire.fetch_request import AskedFetch
     from tieringd.formats.kafka_wire.pieces import Piece
+    from tieringd.formats.kafka_wire.request_header import RequestHead
     from tieringd.services.gateway.archive_answers import (
         ArchiveAnswers,
         ListedOffset,
+        Onward,
         PartitionKey,
         RemoteLogDir,
     )
@@ -65,6 +69,12 @@ class Answer:
     """To be called once, when the pieces were sent or given up."""
     archived: bool
     """False when they are the broker's own bytes."""
+    onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
+    """Of a Fetch: how all of its partitions go on, when all of them will be read from the archive again."""
+
+    def addressed_to(self, correlation_id: int) -> Answer:
+        """Return it as the answer to another request that asks the same."""
+        return replace(self, pieces=readdressed(self.pieces, correlation_id))
 
 
 def _nothing() -> None:
@@ -75,16 +85,20 @@ def _own(question: Question) -> Answer:
     return Answer((question.response,), _nothing, archived=False)
 
 
-async def answer(question: Question, archive: ArchiveAnswers, *, timeout_seconds: float) -> Answer:
+async def answer(
+    question: Question, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
+) -> Answer:
     """
     Ask the archive, and return what the client is told; an archive that is late cannot say now.
+
+    A Fetch is answered with at most *bytes_max* of archived records, but for a first batch that is larger.
 
     Raises:
         ProtocolViolation: The request or the broker's response cannot be read.
     """
     match question.pending.head.api_key:
         case Api.FETCH:
-            return await _fetch(question, archive, timeout_seconds)
+            return await _fetch(question, archive, timeout_seconds, bytes_max)
         case Api.LIST_OFFSETS:
             return await _list_offsets(question, archive, timeout_seconds)
         case Api.OFFSET_FOR_LEADER_EPOCH:
@@ -93,7 +107,9 @@ async def answer(question: Question, archive: ArchiveAnswers, *, timeout_seconds
             return await _describe_log_dirs(question, archive, timeout_seconds)
 
 
-async def _fetch(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
+async def _fetch(
+    question: Question, archive: ArchiveAnswers, timeout_seconds: float, bytes_max: float
+) -> Answer:
     pending = question.pending
     asked = asked_of(memoryview(pending.request or b""), pending.head)
     wanted = {
@@ -103,7 +119,7 @@ async def _fetch(question: Question, archive: ArchiveAnswers, timeout_seconds: f
     }
     fetch = FetchQuestion(
         partitions=wanted,
-        max_bytes=max(asked.max_bytes - question.records_bytes, 0),
+        max_bytes=int(min(max(asked.max_bytes - question.records_bytes, 0), bytes_max)),
         needs_a_batch=not question.records_bytes,
         read_committed=asked.read_committed,
     )
@@ -126,7 +142,42 @@ async def _fetch(question: Question, archive: ArchiveAnswers, timeout_seconds: f
     except BaseException:
         archived.release()
         raise
-    return Answer(response.pieces, archived.release, archived=True)
+    return Answer(response.pieces, archived.release, archived=True, onward=_onward(archived, asked))
+
+
+def _onward(archived: ArchivedFetch, asked: AskedFetch) -> Mapping[PartitionKey, Onward]:
+    return archived.onward if archived.onward.keys() == asked.partitions.keys() else {}
+
+
+async def fetched_ahead(
+    asked: AskedFetch, head: RequestHead, archive: ArchiveAnswers, *, timeout_seconds: float, bytes_max: float
+) -> Answer | None:
+    """
+    Return the answer to a Fetch that has not come, for a broker that has nothing of it; None without one.
+
+    There is none where the archive cannot say now, or not of every partition: a client is told when it asks.
+    """
+    fetch = FetchQuestion(
+        partitions=asked.partitions,
+        max_bytes=int(min(asked.max_bytes, bytes_max)),
+        needs_a_batch=True,
+        read_committed=asked.read_committed,
+    )
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            archived = await archive.fetch(fetch)
+    except (TieringError, TimeoutError) as error:
+        log.debug("the archive cannot be read ahead now", error=str(error))
+        return None
+    onward = _onward(archived, asked)
+    if not onward:
+        archived.release()
+        return None
+    topics: dict[str | UUID, dict[int, Replacement]] = {}
+    for topic, number in asked.partitions:
+        topics.setdefault(topic, {})[number] = archived.partitions[topic, number]
+    response = composed(head.correlation_id, head.version, topics)
+    return Answer(response.pieces, archived.release, archived=True, onward=onward)
 
 
 async def _list_offsets(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:

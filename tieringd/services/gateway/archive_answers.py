@@ -52,11 +52,23 @@ class FetchQuestion:
 
 
 @dataclass(frozen=True, slots=True)
+class Onward:
+    """How reading goes on after an answer."""
+
+    next_offset: int
+    """Where it does."""
+    last_offset: int
+    """The last one that is archived and that the broker's own log begins after; not before the next one."""
+
+
+@dataclass(frozen=True, slots=True)
 class ArchivedFetch:
     """Answers for some of the partitions; *release* is called once, when they were sent or given up."""
 
     partitions: Mapping[PartitionKey, Replacement] = field(default_factory=dict)
     release: Callable[[], None] = _nothing
+    onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
+    """Of those partitions that will be read from the archive again, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,62 +18,37 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
-from tieringd.services.partition_reader import NO_BATCH, under_first_epoch
+from tieringd.policies.history_part import part_holding
+from tieringd.services.partition_reader import HeldRead
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tieringd.model.manifest import PartitionManifest
     from tieringd.services.gateway.archive_answers import PartitionKey
     from tieringd.services.gateway.readable_partitions import ReadablePartition, ReadablePartitions
     from tieringd.services.history import History
-    from tieringd.services.partition_reader import (
-        ArchivedBatches,
-        HeldBatches,
-        HeldGap,
-        PartitionReader,
-    )
+    from tieringd.services.partition_reader import HeldBatches, HeldGap, PartitionReader
 
 _REMEMBERED = 4096
 _AT_ONCE = 8
 """Partitions of one Fetch that may be waiting for the store."""
+_PATIENCE_SECONDS = 0.003
+"""So long all are waited for, when one has records: a file of the cache takes less to open."""
 _LATE_SECONDS = 5.0
 """So long what was late before is waited for, when another partition has records."""
 
 
 @dataclass(eq=False, slots=True)
-class ArchiveRead:
-    """How the read of one partition stands."""
+class ArchiveRead(HeldRead):
+    """How the read of one partition stands; nothing is held where the archive has nothing, or is late."""
 
     found: ReadablePartition | None = None
     """None where the partition has no archive, or is not known yet."""
-    held: HeldBatches | HeldGap | None = None
-    """None where the archive does not have the offset, or is late."""
-    is_history: bool = False
-    """What is held is of an older archive."""
     error: TieringError | None = None
     has_begun: bool = False
     is_over: bool = False
     """False when it is late."""
-
-    def take(self, *, size_bytes_max: int, needs_a_batch: bool) -> ArchivedBatches:
-        """
-        Take batches of what is held, which is theirs then; see `HeldBatches.take`.
-
-        Raises:
-            CorruptDataError: They cannot be brought under the first epoch.
-        """
-        held, self.held = self.held, None
-        if held is None:
-            return NO_BATCH
-        batches = held.take(size_bytes_max=size_bytes_max, needs_a_batch=needs_a_batch)
-        return under_first_epoch(batches) if self.is_history else batches
-
-    def close(self) -> None:
-        """Give back what is held, unless it was taken."""
-        held, self.held = self.held, None
-        if held is not None:
-            held.close()
 
 
 class ArchiveReads:
@@ -121,20 +96,20 @@ class ArchiveReads:
     ) -> None:
         now, pending = asyncio.get_running_loop().time, set(tasks.values())
         must = {task for key, task in tasks.items() if self._late.pop((key, offsets[key]), self) is not self}
-        until = now() + _LATE_SECONDS
+        begun_at = now()
         while pending:
-            has_records = any(read.held for read in reads.values())
-            if has_records and (not pending & must or now() >= until):
-                break
+            left_seconds = None
+            if any(read.held for read in reads.values()):
+                patience = _LATE_SECONDS if pending & must else _PATIENCE_SECONDS
+                left_seconds = begun_at + patience - now()
+                if left_seconds <= 0:
+                    break
             done, pending = await asyncio.wait(
-                pending,
-                timeout=max(0, until - now()) if has_records else None,
-                return_when=asyncio.FIRST_COMPLETED,
+                pending, timeout=left_seconds, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 # A fault of ours: what clients can be told of is kept in the read.
                 task.result()
-        await _while_any_ends(reads.values())
 
     def _remember(self, key: PartitionKey, offset: int) -> None:
         self._late[key, offset] = None
@@ -187,22 +162,11 @@ class ArchiveReads:
             return await self._held_in(await parts(is_fresh=True), offset)
 
     async def _held_in(self, parts: Sequence[PartitionManifest], offset: int) -> HeldBatches | HeldGap | None:
-        for part in parts:
-            if part.start_offset <= offset < part.next_offset:
-                return await self._reader.hold(part, offset)
-        return None
+        part = part_holding(parts, offset)
+        return None if part is None else await self._reader.hold(part, offset)
 
     async def _newest(self, manifest: PartitionManifest) -> PartitionManifest:
         newer = await self._partitions.newest(manifest.partition)
         if newer is None:
             raise StorageUnavailable(f"the manifest of {manifest.partition} has gone")
         return newer
-
-
-async def _while_any_ends(reads: Collection[ArchiveRead]) -> None:
-    """Give way to those that need not wait for anything but their turn."""
-    before = -1
-    while (over := sum(read.is_over for read in reads)) > before:
-        before = over
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)

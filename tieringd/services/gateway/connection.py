@@ -9,26 +9,29 @@ when a side is found to have ended nothing of it is left to pass on, and both ar
 from __future__ import annotations
 
 import asyncio
-import ssl
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from tieringd.errors import ProtocolViolation, RetryableError
+from tieringd.formats.kafka_wire.pieces import size_of
+from tieringd.services.gateway.ahead import FetchAhead
 from tieringd.services.gateway.answers import answer
-from tieringd.services.gateway.opening import connected
-from tieringd.services.gateway.pending import PendingRequests
+from tieringd.services.gateway.opening import connected, host_of
+from tieringd.services.gateway.pending import PendingRequest, PendingRequests
 from tieringd.services.gateway.pipes import PipePool
+from tieringd.services.gateway.read_rates import ReadRates
 from tieringd.services.gateway.requests import RequestFrames
 from tieringd.services.gateway.responses import SPLICED_BYTES, ResponseFrames
-from tieringd.services.gateway.wire import NOTHING_NOW, TlsWire, Wire
+from tieringd.services.gateway.wire import NOTHING_NOW, Wire, wire_of
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine
 
     from tieringd.errors import LocalFileError
+    from tieringd.services.gateway.answers import Answer
     from tieringd.services.gateway.archive_answers import ArchiveAnswers
     from tieringd.services.gateway.budget import ByteBudget
     from tieringd.services.gateway.responses import Question
@@ -52,6 +55,10 @@ class GatewayCounters:
     from_broker_bytes: int = 0
     archived_answers: int = 0
     """Answers that are not the broker's own."""
+    delayed_answers: int = 0
+    """Archived answers after which a client had to wait: it was sent more than it may have."""
+    prepared_answers: int = 0
+    """Those of them that were ready when they were asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class Shared:
     scratch: memoryview
     """Every connection receives into it, and is done with it before it returns to the loop."""
     budget: ByteBudget
+    rates: ReadRates = field(default_factory=ReadRates)
     pipes: PipePool = field(default_factory=PipePool)
     counters: GatewayCounters = field(default_factory=GatewayCounters)
 
@@ -83,13 +91,25 @@ class Connection:
         self._is_finishing = False
         self._is_closed = False
         self._received_bytes = 0
+        self._host = host_of(sock)
+        self._rest: asyncio.TimerHandle | None = None
+        """Until then the client is not read from."""
         pending = PendingRequests(shared.budget)
         self._pending = pending
         settings = shared.settings
+        self._ahead = FetchAhead(
+            self._loop,
+            shared.archive,
+            timeout_seconds=settings.answer_timeout_seconds,
+            bytes_max=self._answer_bytes,
+            on_known=lambda: self._guarded(self._go_on),
+            on_broken=self._break,
+        )
         self._requests = RequestFrames(
             shared.scratch,
             shared.budget,
             pending,
+            ahead=self._ahead,
             forward=self._to_broker,
             may_produce=shared.archive.may_produce,
             max_request_bytes=settings.max_request_bytes,
@@ -102,6 +122,8 @@ class Connection:
             forward=self._client.send,
             may_have=shared.archive.may_have,
             ask=self._on_question,
+            send=self._send_archived,
+            take_ahead=self._ahead.is_answered,
             held_bytes=settings.max_held_bytes,
         )
 
@@ -127,18 +149,20 @@ class Connection:
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
+        if self._rest is not None:
+            self._rest.cancel()
         self._client.close()
         if self._broker is not None:
             self._broker.close()
         self._requests.close()
         self._responses.close()
+        self._ahead.close()
         self._pending.close()
         self._give_kept()
         self._on_closed(self)
 
     def _wire(self, sock: socket.socket, on_readable: Callable[[], None]) -> Wire:
-        kind = TlsWire if isinstance(sock, ssl.SSLSocket) else Wire
-        return kind(
+        return wire_of(sock)(
             sock,
             self._loop,
             self._shared.budget,
@@ -184,12 +208,15 @@ class Connection:
             return
         try:
             call(*arguments)
-            if self._requests.is_stopped and not self._pending.is_full:
-                self._requests.resume()
+            self._go_on()
         except (ProtocolViolation, RetryableError) as error:
             self._break(str(error))
             return
         self._settle()
+
+    def _go_on(self) -> None:
+        if self._requests.may_resume:
+            self._requests.resume()
 
     def _break(self, reason: str) -> None:
         self._shared.counters.broken_connections += 1
@@ -208,9 +235,9 @@ class Connection:
         is_sent = client.is_drained and (broker is None or broker.is_drained)
         if client.is_drained:
             self._responses.send_own_answers()
-            if self._requests.is_stopped and not self._pending.is_full:
+            if self._requests.may_resume:
                 # They were what stopped the client; what it sent since is dealt with in a turn of its own.
-                self._loop.call_soon(self._guarded, self._requests.resume)
+                self._loop.call_soon(self._guarded, self._go_on)
         if self._is_finishing and is_sent and not self._pending and self._requests.is_between_messages:
             self.abort()
             return
@@ -218,6 +245,7 @@ class Connection:
         if (
             self._requests.is_stopped
             or self._early
+            or self._rest is not None
             or begins_none
             or not (broker is None or broker.is_drained)
         ):
@@ -230,6 +258,23 @@ class Connection:
             broker.pause_reading()
         else:
             broker.resume_reading()
+        self._ask_ahead(broker)
+        if client.is_drained:
+            self._ahead.begin()
+
+    def _ask_ahead(self, broker: Wire) -> None:
+        """Ask the broker what the client will ask next, unless something else is going on."""
+        if (
+            self._pending
+            or not (broker.is_drained and self._client.is_drained)
+            or not self._requests.is_between_messages
+            or (following := self._ahead.to_ask()) is None
+        ):
+            return
+        head, request = following
+        self._pending.push(PendingRequest(head, request, is_ahead=True))
+        self._ahead.is_asked()
+        broker.send(request)
 
     def _to_broker(self, data: memoryview) -> None:
         if self._broker is not None:
@@ -270,6 +315,22 @@ class Connection:
         self._early.clear()
         self._give_kept()
 
+    def _rest_after(self, sent: Answer) -> None:
+        """Read nothing more from the client until it may have more archived records."""
+        seconds = self._shared.rates.spend(self._host, size_of(sent.pieces), now=self._loop.time())
+        if seconds and not self._is_closed:
+            self._shared.counters.delayed_answers += 1
+            if self._rest is not None:
+                self._rest.cancel()
+            self._rest = self._loop.call_later(seconds, self._rested)
+
+    def _answer_bytes(self) -> float:
+        return self._shared.rates.answer_bytes(now=self._loop.time())
+
+    def _rested(self) -> None:
+        self._rest = None
+        self._settle()
+
     def _keep(self, size: int) -> None:
         if not self._is_closed:
             self._kept_bytes += size
@@ -287,12 +348,22 @@ class Connection:
         shared = self._shared
         try:
             found = await answer(
-                question, shared.archive, timeout_seconds=shared.settings.answer_timeout_seconds
+                question,
+                shared.archive,
+                timeout_seconds=shared.settings.answer_timeout_seconds,
+                bytes_max=self._answer_bytes(),
             )
         except ProtocolViolation as error:
             self._break(str(error))
             return
-        shared.counters.archived_answers += found.archived
         self._give_kept()
-        self._client.send_pieces(found.pieces, found.release)
+        self._send_archived(question.pending, found)
         self._guarded(self._responses.answered)
+
+    def _send_archived(self, pending: PendingRequest, found: Answer) -> None:
+        self._shared.counters.archived_answers += found.archived
+        self._shared.counters.prepared_answers += pending.prepared is not None
+        if found.archived:
+            self._rest_after(found)
+        self._ahead.expect(pending, found)
+        self._client.send_pieces(found.pieces, found.release)

@@ -50,6 +50,7 @@ class Frames(ABC):
         self._held: bytearray | None = None
         self._held_size = 0
         self._passing = 0
+        self._dropping = 0
         self._is_stopped = False
         self._is_closed = False
 
@@ -61,7 +62,7 @@ class Frames(ABC):
     @property
     def is_between_messages(self) -> bool:
         """Say whether every message that began has been dealt with."""
-        return not self._carry and not self._passing and self._held is None
+        return not self._carry and not self._passing and not self._dropping and self._held is None
 
     def room(self) -> memoryview:
         """Return where the next bytes are to be received."""
@@ -167,6 +168,12 @@ class Frames(ABC):
         size = min(self._passing, len(view))
         self._passing -= size
         self._forward(view[:size])
+        return size
+
+    def _drop(self, view: memoryview) -> int:
+        """Drop what *view* has of the message that nobody wants."""
+        size = min(self._dropping, len(view))
+        self._dropping -= size
         return size
 
     @abstractmethod

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tieringd.formats.kafka_wire.request_header import RequestHead
+    from tieringd.services.gateway.answers import Answer
     from tieringd.services.gateway.budget import ByteBudget
 
 MAX_REQUESTS: Final = 256
@@ -27,6 +28,15 @@ class PendingRequest:
     """The whole request when its answer is to be looked at; None lets the answer pass."""
     own_answer: bytes | None = None
     """What the gateway itself answers, when the request's turn comes; the broker has not seen it."""
+    prepared: Answer | None = None
+    """The same, of an answer of the archive's that was ready before the request came."""
+    is_ahead: bool = False
+    """The gateway asks, and no client: the answer is not passed on."""
+
+    @property
+    def is_own(self) -> bool:
+        """Say whether the broker has not seen it."""
+        return self.own_answer is not None or self.prepared is not None
 
     @property
     def kept_bytes(self) -> int:
@@ -70,9 +80,13 @@ class PendingRequests:
         return request
 
     def close(self) -> None:
-        """Give back what is kept; what is still in the queue counts no more."""
+        """Give back what is kept; what is still in the queue counts no more, and is never sent."""
         self._count(-self._kept_bytes)
         self._is_closed = True
+        for request in self._queue:
+            if request.prepared is not None:
+                request.prepared.release()
+        self._queue = deque(request for request in self._queue if request.prepared is None)
 
     def _count(self, size: int) -> None:
         # A send that fails closes the connection amid the turn that goes on to pop the request.

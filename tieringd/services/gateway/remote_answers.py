@@ -27,6 +27,7 @@ from tieringd.services.gateway.archive_answers import (
     ArchivedFetch,
     EpochEnd,
     ListedOffset,
+    Onward,
     RemoteLogDir,
 )
 from tieringd.services.gateway.archive_reads import ArchiveReads
@@ -93,7 +94,8 @@ class RemoteAnswers:
         )
         taken: list[ArchivedBatches] = []
         try:
-            return ArchivedFetch(_answers(question, reads, taken), lambda: _release(taken))
+            answers, onward = _answers(question, reads, taken)
+            return ArchivedFetch(answers, lambda: _release(taken), onward)
         except BaseException:
             _release(taken)
             raise
@@ -127,14 +129,17 @@ class RemoteAnswers:
         parts = await self._history.parts(
             manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
         )
-        archives = [one for one in (*parts, manifest) if one.segments]
+        archives = [one for one in (*parts, manifest) if one.segment_count]
         if not archives:
             return None
         if timestamp == MAX_TIMESTAMP:
-            timestamp = max(max(one.segments.column("max_timestamp_ms")) for one in archives)
+            times = [await self._records.latest_timestamp_ms(one) for one in archives]
+            timestamp = max(time for time in times if time is not None)
         if timestamp >= 0:
             return await self._first_at(archives, timestamp)
-        first_offset, last_offset = archives[0].segments[0].base_offset, archives[-1].next_offset - 1
+        first_offset, last_offset = archives[0].start_offset, archives[-1].next_offset - 1
+        if timestamp == EARLIEST:
+            first_offset = await self._records.first_offset(archives[0]) or first_offset
         # The first offset that is not archived may be the broker's next one, whose epoch we do not know.
         special = {
             EARLIEST: ListedOffset(first_offset, leader_epoch=_epoch_at(archives[0], first_offset)),
@@ -172,7 +177,7 @@ class RemoteAnswers:
         if self._bucket is None:
             return ()
         sizes = {
-            (manifest.partition.topic, manifest.partition.partition): manifest.segments.total_bytes
+            (manifest.partition.topic, manifest.partition.partition): manifest.size_bytes
             for manifest in self._partitions.archived_here()
         }
         return (RemoteLogDir(f"remote://{self._bucket}", sizes),)
@@ -200,9 +205,10 @@ async def _side_by_side(
 
 def _answers(
     question: FetchQuestion, reads: Mapping[PartitionKey, ArchiveRead], taken: list[ArchivedBatches]
-) -> dict[PartitionKey, Replacement]:
-    """Return the answers; what they take of the reads is in *taken*, and to be released."""
+) -> tuple[dict[PartitionKey, Replacement], dict[PartitionKey, Onward]]:
+    """Return the answers, and how they go on; what they take of the reads is in *taken*, to be released."""
     answers: dict[PartitionKey, Replacement] = {}
+    onward: dict[PartitionKey, Onward] = {}
     left_bytes, needs_a_batch = question.max_bytes, question.needs_a_batch
     for key, asked in question.partitions.items():
         read = reads[key]
@@ -218,7 +224,24 @@ def _answers(
         answers[key] = _replacement(
             read.found, batches, asked.fetch_offset, read_committed=question.read_committed
         )
-    return answers
+        goes_on = _onward(read.found, batches, asked.fetch_offset)
+        if goes_on is not None:
+            onward[key] = goes_on
+    return answers, onward
+
+
+def _onward(found: ReadablePartition, batches: ArchivedBatches, fetch_offset: int) -> Onward | None:
+    """
+    Return how reading goes on; None where the broker may have the next offset, or the archive has not.
+
+    What is not in a file is not gone on from: the next would be held in memory for whoever may not come.
+    """
+    next_offset = batches.next_offset if batches.size_bytes else fetch_offset
+    log_start_offset = found.bounds.log_start_offset if found.bounds else -1
+    last_offset = min(log_start_offset, found.manifest.next_offset) - 1
+    if batches.data is not None or not 0 <= next_offset <= last_offset:
+        return None
+    return Onward(next_offset, last_offset)
 
 
 def _try_again(key: PartitionKey, error: TieringError | None) -> Replacement:

@@ -23,6 +23,7 @@ from tieringd.services.gateway.refusal import refusal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.services.gateway.ahead import FetchAhead
     from tieringd.services.gateway.budget import ByteBudget
 
 LIMITED_FETCH_BYTES: Final = 1 << 20
@@ -43,6 +44,7 @@ class RequestFrames(Frames):
         budget: ByteBudget,
         pending: PendingRequests,
         *,
+        ahead: FetchAhead,
         forward: Callable[[memoryview], None],
         may_produce: Callable[[], bool],
         max_request_bytes: int,
@@ -50,15 +52,20 @@ class RequestFrames(Frames):
     ) -> None:
         super().__init__(scratch, budget, forward, held_bytes=held_bytes)
         self._pending = pending
+        self._ahead = ahead
         self._may_produce = may_produce
         self._max_request_bytes = max_request_bytes
-        self._dropping = 0
         self._refused: ProduceRequestWalk | None = None
 
     @property
     def is_between_messages(self) -> bool:
         """Say whether every request that began has been dealt with."""
-        return super().is_between_messages and not self._dropping and self._refused is None
+        return super().is_between_messages and self._refused is None
+
+    @property
+    def may_resume(self) -> bool:
+        """Say whether what stopped this is over."""
+        return self._is_stopped and not self._pending.is_full and not self._ahead.is_awaited
 
     def _step(self, view: memoryview) -> int:
         if self._passing:
@@ -106,6 +113,13 @@ class RequestFrames(Frames):
         if head.api_key == Api.FETCH:
             if not remove_session(frame, head):
                 return self._begin_passing(head, frame, PendingRequest(head))
+            prepared = self._ahead.claim(frame, head)
+            if self._ahead.is_awaited:
+                self._is_stopped = True
+                return 0
+            if prepared is not None:
+                self._pending.push(PendingRequest(head, bytes(frame), prepared=prepared))
+                return size
             pending = PendingRequest(head, bytes(frame))
             if self._pending.may_be_archived:
                 limit_bytes(frame, head, LIMITED_FETCH_BYTES)
@@ -150,8 +164,3 @@ class RequestFrames(Frames):
             self._refused = None
             self._pending.push(PendingRequest(walk.head, own_answer=refusal(walk.head, walk.partitions)))
         return taken
-
-    def _drop(self, view: memoryview) -> int:
-        size = min(self._dropping, len(view))
-        self._dropping -= size
-        return size

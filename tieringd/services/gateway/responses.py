@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tieringd.formats.kafka_wire.fetch_walk import FetchedPartition
+    from tieringd.services.gateway.answers import Answer
     from tieringd.services.gateway.budget import ByteBudget
     from tieringd.services.gateway.pending import PendingRequest, PendingRequests
 
@@ -47,7 +48,12 @@ class Question:
 
 
 class ResponseFrames(Frames):
-    """The responses of one connection. *ask* gets a question; nothing is taken until `answered`."""
+    """
+    The responses of one connection.
+
+    *ask* gets a question; nothing is taken until `answered`. *send* gets the prepared answers when it is
+    their turn, and *take_ahead* what the broker says to a request that no client has sent yet.
+    """
 
     def __init__(
         self,
@@ -58,12 +64,16 @@ class ResponseFrames(Frames):
         forward: Callable[[memoryview], None],
         may_have: Callable[[str | UUID, int], bool],
         ask: Callable[[Question], None],
+        send: Callable[[PendingRequest, Answer], None],
+        take_ahead: Callable[[Question | None], None],
         held_bytes: int,
     ) -> None:
         super().__init__(scratch, budget, forward, held_bytes=held_bytes)
         self._pending = pending
         self._may_have = may_have
         self._ask = ask
+        self._send = send
+        self._take_ahead = take_ahead
         self._walk: FetchResponseWalk | None = None
         self._sees_large_records = False
 
@@ -115,9 +125,12 @@ class ResponseFrames(Frames):
 
     def send_own_answers(self) -> None:
         """Send the gateway's own answers whose turn has come."""
-        while (first := self._pending.first) is not None and first.own_answer is not None:
+        while (first := self._pending.first) is not None and first.is_own:
             self._pending.pop()
-            self._forward(memoryview(first.own_answer))
+            if first.prepared is not None:
+                self._send(first, first.prepared)
+            else:
+                self._forward(memoryview(first.own_answer or b""))
 
     def _is_over(self) -> None:
         self._pending.pop()
@@ -128,6 +141,8 @@ class ResponseFrames(Frames):
             return self._pass_walking(self._walk, view)
         if self._passing:
             return self._pass_response(view)
+        if self._dropping:
+            return self._drop_ahead(view)
         return self._begin(view) if len(view) >= _HEAD.size else 0
 
     def _begin(self, view: memoryview) -> int:
@@ -143,9 +158,9 @@ class ResponseFrames(Frames):
         if len(view) >= frame_bytes:
             return self._whole(view[:frame_bytes], pending)
         is_fetch = pending.head.api_key == Api.FETCH
+        is_held = (self._pending.may_be_archived or not is_fetch) and not pending.is_ahead
         # Most that matter are far smaller than what is always held.
-        is_held = frame_bytes <= ALWAYS_HELD_BYTES or self._pending.may_be_archived or not is_fetch
-        if is_held and self._hold(view, frame_bytes):
+        if (is_held or frame_bytes <= ALWAYS_HELD_BYTES) and self._hold(view, frame_bytes):
             return len(view)
         return self._begin_unheld(view)
 
@@ -154,6 +169,9 @@ class ResponseFrames(Frames):
         assert pending is not None, "an answer has begun, and nothing was asked"
         head = pending.head
         size = int(_HEAD.unpack_from(view)[0])
+        if pending.is_ahead:
+            self._dropping = SIZE_BYTES + size
+            return self._drop_ahead(view)
         if head.api_key == Api.FETCH:
             return self._begin_walking(FetchResponseWalk(head.version, size), view)
         if head.api_key == Api.DESCRIBE_LOG_DIRS:
@@ -196,9 +214,21 @@ class ResponseFrames(Frames):
             self._is_over()
         return len(view)
 
+    def _drop_ahead(self, view: memoryview) -> int:
+        """Drop an answer with records of the broker's own: those it sends when its client asks."""
+        taken = self._drop(view)
+        if not self._dropping:
+            self._take_ahead(None)
+            self._is_over()
+        return taken
+
     def _whole(self, frame: memoryview, pending: PendingRequest) -> int:
         head = pending.head
         question: Question | None = None
+        if pending.is_ahead:
+            self._take_ahead(self._fetch_question(frame, pending))
+            self._is_over()
+            return len(frame)
         if head.api_key == Api.API_VERSIONS:
             api_versions.cap_versions(frame, head.version)
         elif head.api_key == Api.FETCH:

@@ -21,6 +21,7 @@ from tieringd.services.gateway.budget import ByteBudget
 from tieringd.services.gateway.connection import Connection, GatewayCounters, Shared
 from tieringd.services.gateway.frames import SCRATCH_BYTES
 from tieringd.services.gateway.opening import accepted, prepare
+from tieringd.services.gateway.read_rates import ReadRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -69,6 +70,10 @@ class GatewayServer:
             archive or NoArchive(),
             memoryview(bytearray(SCRATCH_BYTES)),
             ByteBudget(settings.buffered_bytes),
+            ReadRates(
+                bytes_per_second=settings.archive_bytes_per_second,
+                client_bytes_per_second=settings.client_archive_bytes_per_second,
+            ),
         )
         self._connections: set[ClientConnection] = set()
         self._shaking = 0
@@ -102,6 +107,11 @@ class GatewayServer:
     def budget(self) -> ByteBudget:
         """Return what counts the bytes that all connections hold."""
         return self._shared.budget
+
+    @property
+    def rates(self) -> ReadRates:
+        """Return how fast archived records go out."""
+        return self._shared.rates
 
     @property
     def buffered_bytes(self) -> int:

@@ -34,6 +34,10 @@ class GatewaySettings:
     """
     buffered_bytes: int = 256 << 20
     """What all connections together may hold; beyond it they read in small steps."""
+    archive_bytes_per_second: int | None = None
+    """Of archived records, to all clients together; None is without limit."""
+    client_archive_bytes_per_second: int | None = None
+    """The same, to one host."""
     connect_timeout_seconds: float = 10.0
     """For a connection to the broker, and for every TLS handshake."""
     answer_timeout_seconds: float = 25.0

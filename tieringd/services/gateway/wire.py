@@ -338,3 +338,8 @@ class TlsWire(Wire):
         if not data:
             raise _unreadable(piece, "it ends there")
         return self._send(data)
+
+
+def wire_of(sock: socket.socket) -> type[Wire]:
+    """Return the kind of wire for a connected socket, whose handshake is over if it encrypts."""
+    return TlsWire if isinstance(sock, ssl.SSLSocket) else Wire

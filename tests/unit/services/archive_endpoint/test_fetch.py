@@ -307,6 +307,30 @@ async def test_client_that_leaves_gives_everything_back(writer, archive, tmp_pat
         assert open_files() < before
 
 
+async def test_client_that_was_sent_too_much_waits_and_no_other(writer, archive, tmp_path):
+    """An answer has what may be sent in a second, but for a first batch that is larger."""
+    for size in (10, 10, 900_000):
+        writer.append(b"v" * size)
+    writer.roll()
+    await archive_topic(writer, archive)
+    async with (
+        running_endpoint(archive, tmp_path / "state", client_archive_bytes_per_second="64KiB") as endpoint,
+        connected(endpoint.server.port) as client,
+    ):
+        found = await fetched(client, "orders", 0)
+        assert headers_in(found.records)[-1].base_offset < 2
+        assert not endpoint.server.counters.delayed_answers
+        found = await fetched(client, "orders", 2)
+        assert [one.base_offset for one in headers_in(found.records)] == [2]
+        await until(lambda: endpoint.server.counters.delayed_answers)
+        client.send(fetch_request(12, {"orders": {0: {}}}, max_bytes=1 << 30, isolation_level=0))
+        answer = asyncio.create_task(client.frame())
+        async with connected(endpoint.server.port) as other:
+            assert (await fetched(other, "orders", 0)).records
+        assert not answer.done()
+        answer.cancel()
+
+
 async def test_endpoint_that_stops_answers_those_who_wait(writer, archive, store, tmp_path):
     """Its clients need not wait, and neither does whoever stops it."""
     writer.closed_segment()

@@ -153,6 +153,18 @@ async def test_what_nobody_asks_for_is_forgotten(partitions, archive, one, tmp_p
     assert partitions.known(other.identified) is None
 
 
+async def test_no_more_manifests_are_kept_than_there_is_room_for(archive, tmp_path):
+    """The one that was not asked for in the longest time goes first; whoever watches keeps its own."""
+    partitions = ServedPartitions(archive.manifests, interval_seconds=INTERVAL_SECONDS, kept_max=3)
+    names = [LogWriter(tmp_path / str(number), f"t{number}").identified for number in range(5)]
+    with partitions.watching(names[:1]):
+        for name in (*names[:3], names[1], *names[3:]):
+            await partitions.manifest(name)
+            await asyncio.sleep(1)
+    assert [partitions.known(name) is None for name in names] == [False, True, True, False, False]
+    await partitions.close()
+
+
 async def test_offset_past_the_end_is_looked_for_in_the_store(partitions, one, writer, archive, store):
     """A manifest of half a minute ago does not say that there is no such offset; nobody asks each time."""
     assert (await partitions.reaching(one, 5)).next_offset == 3

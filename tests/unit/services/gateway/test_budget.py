@@ -33,7 +33,8 @@ from tests.support.kafka_messages import (
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import trusting
 from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, Api
-from tieringd.services.gateway.archive_answers import EpochEnd, ListedOffset
+from tieringd.services.gateway.ahead import FetchAhead
+from tieringd.services.gateway.archive_answers import EpochEnd, ListedOffset, NoArchive
 from tieringd.services.gateway.budget import ByteBudget
 from tieringd.services.gateway.frames import SCRATCH_BYTES
 from tieringd.services.gateway.pending import MAX_REQUESTS, PendingRequests
@@ -305,7 +306,7 @@ async def test_own_answers_that_stop_a_client_let_it_go_on(broker):
         assert await client.frame() == plain_answer(9)
 
 
-def test_connection_that_ends_amid_a_turn_leaves_nothing_counted():
+async def test_connection_that_ends_amid_a_turn_leaves_nothing_counted():
     """A send that fails closes it while messages are taken and answers are told off."""
     budget = ByteBudget(MIB)
     pending = PendingRequests(budget)
@@ -319,6 +320,14 @@ def test_connection_that_ends_amid_a_turn_leaves_nothing_counted():
         memoryview(bytearray(SCRATCH_BYTES)),
         budget,
         pending,
+        ahead=FetchAhead(
+            asyncio.get_running_loop(),
+            NoArchive(),
+            timeout_seconds=1,
+            bytes_max=lambda: 1,
+            on_known=pytest.fail,
+            on_broken=lose,
+        ),
         forward=lose,
         may_produce=lambda: True,
         max_request_bytes=MIB,

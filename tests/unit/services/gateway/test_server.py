@@ -19,16 +19,15 @@ from tests.fakes.gateway_peers import (
     partition_of,
     plain_answer,
     plain_request,
+    produce,
     running,
 )
 from tests.fakes.scripted_broker import scripted_broker
 from tests.support.certificate import write_certificate
 from tests.support.kafka_messages import (
-    milliseconds,
     read_request,
     read_response,
     request_frame,
-    request_module,
 )
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
@@ -83,16 +82,6 @@ async def test_more_requests_than_the_limit_wait_for_answers(broker):
             assert frame == plain_request(number)
             answers.write(plain_answer(number))
             assert await client.frame() == plain_answer(number)
-
-
-def produce(version, *, acks, topic="t"):
-    module = request_module(0, version)
-    partition = module.PartitionProduceData(index=4, records=b"r" * 300_000)
-    return module.ProduceRequest(
-        acks=acks,
-        timeout=milliseconds(5),
-        topic_data=(module.TopicProduceData(name=topic, partition_data=(partition,)),),
-    )
 
 
 async def test_write_without_acknowledgement_takes_no_answer(broker):

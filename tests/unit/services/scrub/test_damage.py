@@ -1,0 +1,163 @@
+"""A damaged bucket: every planted fault is found under its own name, and nothing else is said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+
+from tieringd.formats.manifest_codec import encode_manifest
+from tieringd.formats.object_keys import manifest_key, topic_manifest_key
+from tieringd.policies.scrub import FaultKind
+
+DAMAGES = {
+    "removed": lambda store, key: store.remove(key),
+    "emptied": lambda store, key: store.add(key, b""),
+    "truncated": lambda store, key: store.add(key, store.bytes_of(key)[:-2]),
+    "longer": lambda store, key: store.add(key, store.bytes_of(key) + b"x"),
+    "first bit": lambda store, key: store.add(
+        key, bytes([store.bytes_of(key)[0] ^ 1]) + store.bytes_of(key)[1:]
+    ),
+    "last bit": lambda store, key: store.add(
+        key, store.bytes_of(key)[:-1] + bytes([store.bytes_of(key)[-1] ^ 1])
+    ),
+}
+
+
+def kinds_of(bucket, key, damage) -> set[FaultKind]:
+    """Return the kinds that may be told of an object."""
+    is_gone = damage == "removed"
+    if key == topic_manifest_key(bucket.topic_key):
+        return {FaultKind.TOPIC_MANIFEST_MISSING if is_gone else FaultKind.TOPIC_MANIFEST_DAMAGED}
+    if key == manifest_key(bucket.writer.identified):
+        return {FaultKind.MANIFEST_MISSING if is_gone else FaultKind.MANIFEST_DAMAGED}
+    if "/meta/" in key:
+        return {FaultKind.SPILLOVER_MISSING if is_gone else FaultKind.SPILLOVER_DAMAGED}
+    part = "index" if key.endswith(".index") else "data"
+    if is_gone:
+        return {FaultKind(f"{part}_missing")}
+    return {FaultKind(f"{part}_{fault}") for fault in ("size", "checksum", "content")}
+
+
+@pytest.mark.parametrize("deep", [False, True])
+async def test_sound_bucket_has_no_faults(bucket, deep):
+    """Segments that are live, spilled or local, and what they are found by, are as they should be."""
+    await bucket.fill(6, local=2)
+    assert len([key for key in bucket.store.stored_keys() if "/meta/" in key]) > 2
+
+    report = await bucket.scrub(deep=deep)
+
+    assert (report.findings, report.orphans, report.left, report.uncertain) == ([], [], [], {})
+    (stretch,) = report.partitions
+    assert (stretch.segments, stretch.records) == (6, 12 if deep else 0)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("deep", [False, True])
+async def test_damage_of_any_object_is_found(bucket, deep, damage):
+    """Each object of the bucket in turn: one finding, which names it, and no orphan of what it held."""
+    await bucket.fill(6, local=2)
+    sound = dict(bucket.store._objects)
+    for key in bucket.store.stored_keys():
+        if damage in {"last bit", "first bit", "longer"} and key == topic_manifest_key(bucket.topic_key):
+            continue  # JSON for people: not every byte of it counts.
+        bucket.store._objects = dict(sound)
+        DAMAGES[damage](bucket.store, key)
+        bucket.clock.now_ms += 10 * 86_400_000
+
+        report = await bucket.scrub(deep=deep)
+
+        assert {one.key for one in report.findings} == {key}, damage
+        assert {one.kind for one in report.findings} <= kinds_of(bucket, key, damage)
+        assert report.orphans == []
+
+
+@pytest.mark.parametrize("deep", [False, True])
+async def test_two_faults_are_both_found(bucket, deep):
+    """Of any two objects that are removed, both are named, unless a manifest that leads there is one."""
+    await bucket.fill(4, local=1)
+    sound = dict(bucket.store._objects)
+    keys = [*(await bucket.data_keys()), *(await bucket.index_keys())]
+    for pair in combinations(keys, 2):
+        bucket.store._objects = dict(sound)
+        for key in pair:
+            bucket.store.remove(key)
+        assert {one.key for one in (await bucket.scrub(deep=deep)).findings} == set(pair)
+
+
+@pytest.mark.parametrize("tells_checksums", [True, False])
+@pytest.mark.parametrize("deep", [True, False])
+async def test_swapped_objects_are_found(bucket, deep, tells_checksums):
+    """Two objects of one size in each other's place are both found, by checksum or by reading."""
+    await bucket.fill(4, local=1)
+    keys = [await bucket.data_keys(), await bucket.index_keys()]
+    for some in keys:
+        first, second = some[0], some[2]
+        one, other = bucket.store.bytes_of(first), bucket.store.bytes_of(second)
+        assert len(one) == len(other)
+        bucket.store.add(first, other)
+        bucket.store.add(second, one)
+        if not tells_checksums:
+            bucket.store.forget_checksums()
+
+        found = {finding.key for finding in (await bucket.scrub(deep=deep)).findings}
+
+        is_hidden = not deep and not tells_checksums and some is keys[0]
+        assert found == (set() if is_hidden else {first, second})
+        bucket.store.add(first, one)
+        bucket.store.add(second, other)
+
+
+async def test_rot_behind_a_right_checksum_takes_a_deep_look(bucket):
+    """A store that tells the checksum from before its bytes changed is not believed by a deep look."""
+    await bucket.fill(4, local=1)
+    sound = dict(bucket.store._objects)
+    for key in [*(await bucket.data_keys()), *(await bucket.index_keys())]:
+        for at in (0, 15, 20, 60, -1):
+            bucket.store._objects = dict(sound)
+            bucket.store.rot(key, at)
+            assert (await bucket.scrub(deep=False)).findings == []
+            assert {one.key for one in (await bucket.scrub(deep=True)).findings} == {key}
+
+
+async def test_findings_tell_offsets_and_what_to_do(bucket):
+    """A finding has the object's key, its offsets, what is wrong, and an operator's next step."""
+    await bucket.fill(3)
+    key = (await bucket.data_keys())[1]
+    bucket.store.remove(key)
+
+    (finding,) = (await bucket.scrub()).findings
+
+    assert str(finding) == f"the object is missing (in {key}, offsets 2 to 3)"
+    assert "archive scrub --fix" in finding.action
+    assert (finding.segment.base_offset, finding.segment.last_offset) == (2, 3)
+
+
+async def test_older_parts_are_looked_at_past_a_missing_one(bucket):
+    """What lies before a missing spillover manifest is looked at too, where only one can be meant."""
+    await bucket.fill(6, local=2)
+    parts = [
+        key
+        for key in bucket.store.stored_keys()
+        if ".log" not in key and "manifest." in key and "/topics/" not in key
+    ]
+    middle = next(key for key in parts if "manifest.4.5." in key)
+    oldest = (await bucket.data_keys())[0]
+    bucket.store.remove(middle)
+    bucket.store.remove(oldest)
+
+    assert {one.key for one in (await bucket.scrub()).findings} == {middle, oldest}
+
+
+async def test_parts_that_hold_other_counts_than_said_are_found(bucket):
+    """A live manifest that says otherwise of its spilled part than that itself disagrees with it."""
+    await bucket.fill(6, local=2)
+    manifest = bucket.manifest
+    wrong = replace(manifest, spillover=replace(manifest.spillover, size_bytes=1))
+    bucket.store.add(manifest_key(bucket.writer.identified), encode_manifest(wrong))
+
+    (finding,) = (await bucket.scrub()).findings
+
+    assert finding.kind is FaultKind.SPILLOVER_DISAGREES
+    assert "segments of 1 bytes are spilled" in finding.detail

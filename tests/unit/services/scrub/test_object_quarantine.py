@@ -1,0 +1,377 @@
+"""The quarantine: there and back, a crash after each request, and what is named in the last moment."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.store import store_unavailable
+from tests.unit.services.scrub.buckets import DAY_MS, HOUR_MS, Bucket, DatedStore, left_behind
+from tieringd.errors import ObjectNotFound, StorageUnavailable
+from tieringd.formats.object_keys import QUARANTINE_REPORTS_PREFIX, data_key, quarantined_key
+
+
+class Crash(Exception):
+    """The process ended."""
+
+
+class CrashingStore(DatedStore):
+    """Ends the process at one request, before it takes effect or after."""
+
+    crash_at: int | None = None
+    takes_effect = False
+    requests_made = 0
+    on_delete = None
+
+    async def _run(self, call):
+        self.requests_made += 1
+        is_last = self.requests_made == self.crash_at
+        if is_last and not self.takes_effect:
+            raise Crash
+        try:
+            return await call()
+        finally:
+            if is_last:
+                raise Crash
+
+    async def put(self, key, body, *, crc32c, condition=None):
+        return await self._run(
+            lambda: super(CrashingStore, self).put(key, body, crc32c=crc32c, condition=condition)
+        )
+
+    async def get(self, key):
+        return await self._run(lambda: super(CrashingStore, self).get(key))
+
+    async def get_range(self, key, *, position, size_bytes):
+        return await self._run(
+            lambda: super(CrashingStore, self).get_range(key, position=position, size_bytes=size_bytes)
+        )
+
+    async def head(self, key):
+        return await self._run(lambda: super(CrashingStore, self).head(key))
+
+    async def join(self, key, sources, *, crc32c, condition=None):
+        return await self._run(
+            lambda: super(CrashingStore, self).join(key, sources, crc32c=crc32c, condition=condition)
+        )
+
+    async def list_page(self, prefix, *, start_after=None, limit=1000):
+        return await self._run(
+            lambda: super(CrashingStore, self).list_page(prefix, start_after=start_after, limit=limit)
+        )
+
+    async def delete_many(self, keys):
+        if self.on_delete is not None:
+            happening, self.on_delete = self.on_delete, None
+            await happening()
+        return await self._run(lambda: super(CrashingStore, self).delete_many(keys))
+
+
+@pytest.fixture
+def bucket(writer, tmp_path, clock):
+    return Bucket(writer, work_directory=tmp_path, store=CrashingStore(clock))
+
+
+def places(bucket, key) -> list[bytes]:
+    """Return what is stored of an object, where it was and in quarantine."""
+    stored = bucket.store._objects
+    return [stored[one][0] for one in (key, quarantined_key(key)) if one in stored]
+
+
+async def crash_everywhere(bucket, work, check) -> int:
+    """Do *work* with a crash at each of its requests in turn, from the same state; return how many it has."""
+    before, crashes = dict(bucket.store._objects), 0
+    for takes_effect in (False, True):
+        number = 0
+        while True:
+            number += 1
+            bucket.store._objects = dict(before)
+            bucket.store.crash_at, bucket.store.takes_effect = number, takes_effect
+            bucket.store.requests_made = 0
+            try:
+                await work()
+            except Crash:
+                bucket.store.crash_at = None
+                await check()
+                crashes += 1
+            else:
+                break
+            finally:
+                bucket.store.crash_at = None
+    return crashes
+
+
+async def test_orphans_go_into_quarantine_with_a_report(bucket):
+    """They leave their place, their bytes lie in quarantine, and a report says what they are and why."""
+    orphans = await left_behind(bucket)
+    named = await bucket.data_keys()
+
+    report = await bucket.scrub(fix=True)
+
+    assert {one.stored.key for one in report.moved} == set(orphans)
+    for key, data in orphans.items():
+        assert key not in bucket.store._objects
+        assert bucket.store.bytes_of(quarantined_key(key)) == data
+    (report_key,) = (key for key in bucket.store._objects if key.startswith(QUARANTINE_REPORTS_PREFIX))
+    document = json.loads(bucket.store.bytes_of(report_key))
+    assert {row["key"]: row["reason"] for row in document["objects"]} == dict.fromkeys(
+        orphans, "no manifest names it"
+    )
+    assert set(named) <= bucket.store._objects.keys()
+    again = await bucket.scrub(fix=True)
+    assert (again.orphans, again.findings) == ([], [])
+
+
+async def test_scrub_without_fix_moves_nothing(bucket):
+    """Orphans are told, and stay where they are."""
+    orphans = await left_behind(bucket)
+    before = dict(bucket.store._objects)
+
+    report = await bucket.scrub()
+
+    assert {one.stored.key for one in report.orphans} == set(orphans)
+    assert bucket.store._objects == before
+
+
+async def test_young_object_is_left_alone(bucket):
+    """An object younger than the grace may be an upload that is not committed yet."""
+    await left_behind(bucket)
+    young = bucket.orphan(9)
+    bucket.clock.now_ms += DAY_MS - HOUR_MS
+    report = await bucket.scrub(fix=True)
+    assert young not in {one.stored.key for one in report.orphans}
+    assert young in bucket.store._objects
+    bucket.clock.now_ms += HOUR_MS
+    assert {one.stored.key for one in (await bucket.scrub(fix=True)).moved} == {young}
+
+
+async def test_object_comes_back_as_it_was(bucket):
+    """The undo needs only the key, and doing it twice is an error that says so."""
+    orphans = await left_behind(bucket)
+    before = dict(bucket.store._objects)
+    await bucket.scrub(fix=True)
+
+    for key in orphans:
+        await bucket.parts.quarantine.restore(key)
+
+    left = {key: data for key, (data, _) in bucket.store._objects.items() if "reports/" not in key}
+    assert left == {key: data for key, (data, _) in before.items()}
+    with pytest.raises(ObjectNotFound):
+        await bucket.parts.quarantine.restore(next(iter(orphans)))
+
+
+async def test_restored_orphan_has_its_grace_once_more(bucket):
+    """What an operator put back is not taken away again before its time."""
+    (key,) = await left_behind(bucket, 1)
+    await bucket.scrub(fix=True)
+    await bucket.parts.quarantine.restore(key)
+    assert (await bucket.scrub(fix=True)).moved == []
+    bucket.clock.now_ms += DAY_MS
+    assert [one.stored.key for one in (await bucket.scrub(fix=True)).moved] == [key]
+
+
+async def test_crash_at_any_request_of_a_move_loses_nothing(bucket):
+    """Each orphan is in one place or both, nothing named has gone, and the next scrub ends the move."""
+    orphans = await left_behind(bucket)
+    named = {
+        key: bucket.store.bytes_of(key) for key in [*(await bucket.data_keys()), *(await bucket.index_keys())]
+    }
+
+    async def check():
+        for key, data in orphans.items():
+            assert set(places(bucket, key)) == {data}
+        for key, data in named.items():
+            assert bucket.store.bytes_of(key) == data
+        assert (await bucket.scrub(fix=True)).findings == []
+        for key, data in orphans.items():
+            assert key not in bucket.store._objects
+            assert bucket.store.bytes_of(quarantined_key(key)) == data
+
+    crashes = await crash_everywhere(bucket, lambda: bucket.scrub(fix=True), check)
+    assert crashes > 40
+
+
+async def test_crash_at_any_request_of_the_undo_loses_nothing(bucket):
+    """The object is in one place or both at any time, and doing it again ends it."""
+    (key,) = await left_behind(bucket, 1)
+    data = bucket.store.bytes_of(key)
+    await bucket.scrub(fix=True)
+
+    async def check():
+        assert set(places(bucket, key)) == {data}
+        if quarantined_key(key) in bucket.store._objects:
+            await bucket.parts.quarantine.restore(key)
+        assert bucket.store.bytes_of(key) == data
+        assert quarantined_key(key) not in bucket.store._objects
+
+    assert await crash_everywhere(bucket, lambda: bucket.parts.quarantine.restore(key), check) >= 8
+
+
+async def test_crash_at_any_request_of_the_deletion_loses_nothing_that_is_named(bucket):
+    """What is past its time goes, whole or not, and what manifests name stays."""
+    orphans = await left_behind(bucket)
+    await bucket.scrub(fix=True)
+    bucket.clock.now_ms += 8 * DAY_MS
+    named = {
+        key: bucket.store.bytes_of(key) for key in [*(await bucket.data_keys()), *(await bucket.index_keys())]
+    }
+
+    async def check():
+        for key, data in named.items():
+            assert bucket.store.bytes_of(key) == data
+        await bucket.scrub(fix=True)
+        assert not [key for key in bucket.store._objects if key.startswith("quarantine/")]
+
+    assert await crash_everywhere(bucket, lambda: bucket.scrub(fix=True), check) > 20
+    assert not orphans.keys() & bucket.store._objects.keys()
+
+
+async def test_what_was_in_quarantine_long_enough_is_deleted(bucket):
+    """Objects go after the second grace and not before, and their report with them."""
+    orphans = await left_behind(bucket)
+    await bucket.scrub(fix=True)
+    bucket.clock.now_ms += 7 * DAY_MS
+    assert (await bucket.scrub(fix=True)).expired.deleted == ()
+    bucket.clock.now_ms += 1
+    assert set((await bucket.scrub(fix=True)).expired.deleted) == set(orphans)
+    assert not [key for key in bucket.store._objects if key.startswith("quarantine/")]
+
+
+async def commit_orphan(bucket, key):
+    """Let the partition's manifest name an orphan: the worst case of the last moment."""
+    manifest = bucket.manifest
+    segment = next(
+        one
+        for number in range(9)
+        if data_key(
+            manifest.partition,
+            one := replace(manifest.segments[-1], base_offset=0, writer_id=f"dead{number:04x}"),
+        )
+        == key
+    )
+    gone = manifest.segments
+    named = replace(manifest, segments=gone.head(0).appended([segment]))
+    stored = await bucket.archive.manifests.load(manifest.partition)
+    await bucket.archive.manifests.commit(stored, named, leader_epoch=manifest.leader_epoch)
+
+
+async def test_object_that_is_named_before_it_is_deleted_stays(bucket):
+    """The judgement just before the deletion is by a manifest read then; the copy goes in its time."""
+    (key,) = await left_behind(bucket, 1)
+    page = await bucket.parts.search.page(await bucket.parts.search.names([]), start_after=None)
+    (orphan,) = page.orphans
+    await commit_orphan(bucket, key)
+
+    moved = await bucket.parts.quarantine.move(
+        [orphan], still_orphans=lambda objects: bucket.parts.search.still_orphans(orphan.partition, objects)
+    )
+
+    assert moved.moved == ()
+    assert moved.left == ((key, "it is no orphan any more"),)
+    data = bucket.store.bytes_of(key)
+    assert bucket.store.bytes_of(quarantined_key(key)) == data
+    bucket.clock.now_ms += 1
+    assert (await bucket.parts.expiry.expire(before_ms=bucket.clock())).put_back == (key,)
+    assert places(bucket, key) == [data]
+    assert quarantined_key(key) not in bucket.store._objects
+
+
+async def test_object_that_two_judge_differently_is_not_lost(bucket):
+    """One is about to delete it, another sees it named and stays its own move: a copy is there to go back."""
+    (key,) = await left_behind(bucket, 1)
+    data = bucket.store.bytes_of(key)
+    (orphan,) = (await bucket.scrub()).orphans
+
+    def move():
+        return bucket.parts.quarantine.move(
+            [orphan],
+            still_orphans=lambda objects: bucket.parts.search.still_orphans(orphan.partition, objects),
+        )
+
+    async def other_moves():
+        await commit_orphan(bucket, key)
+        assert (await move()).left == ((key, "it is no orphan any more"),)
+
+    bucket.store.on_delete = other_moves
+    assert (await move()).left == ((key, "it was named while it was moved, and is back"),)
+    assert bucket.store.bytes_of(key) == data
+
+
+async def test_object_that_cannot_go_back_after_all_is_told(bucket):
+    """Another has its key meanwhile: it waits in quarantine, and the others go on."""
+    keys = list(await left_behind(bucket, 2))
+    orphans = (await bucket.scrub()).orphans
+
+    judge, judged = bucket.parts.search.still_orphans, []
+
+    async def still_orphans(objects):
+        if judged:
+            await commit_orphan(bucket, keys[0])
+            bucket.store.add(keys[0], b"something else")
+        judged.append(objects)
+        return await judge(orphans[0].partition, objects)
+
+    moved = await bucket.parts.quarantine.move(orphans, still_orphans=still_orphans)
+
+    assert [one.stored.key for one in moved.moved] == [keys[1]]
+    ((key, reason),) = moved.left
+    assert key == keys[0]
+    assert "cannot go back" in reason
+    assert quarantined_key(key) in bucket.store._objects
+
+
+async def test_object_that_is_named_while_it_is_deleted_goes_back(bucket):
+    """A manifest that comes to name it in the very last moment finds it there again."""
+    (key,) = await left_behind(bucket, 1)
+    data = bucket.store.bytes_of(key)
+    (orphan,) = (await bucket.scrub()).orphans
+    bucket.store.on_delete = lambda: commit_orphan(bucket, key)
+
+    moved = await bucket.parts.quarantine.move(
+        [orphan], still_orphans=lambda objects: bucket.parts.search.still_orphans(orphan.partition, objects)
+    )
+
+    assert moved.moved == ()
+    assert moved.left == ((key, "it was named while it was moved, and is back"),)
+    assert bucket.store.bytes_of(key) == data
+
+
+async def test_named_object_in_quarantine_is_put_back_and_never_deleted(bucket):
+    """Should a named object be there and nowhere else, the deletion puts it back, and so does a scrub."""
+    await bucket.fill(3)
+    key = (await bucket.data_keys())[1]
+    data = bucket.store.bytes_of(key)
+    for mend in ("scrub", "expire"):
+        bucket.store.add(quarantined_key(key), data)
+        bucket.store.remove(key)
+        bucket.clock.now_ms += 30 * DAY_MS
+        if mend == "scrub":
+            report = await bucket.scrub(fix=True)
+            assert list(report.mended.values()) == ["from its copy in quarantine"]
+        else:
+            assert (await bucket.parts.expiry.expire(before_ms=bucket.clock())).put_back == (key,)
+        assert bucket.store.bytes_of(key) == data
+
+
+async def test_listing_that_breaks_off_moves_nothing_more(bucket):
+    """A store that does not answer ends the scrub; what it has done already is whole."""
+    orphans = await left_behind(bucket)
+    for operation in ("list_page", "head", "join", "get"):
+        bucket.store.fail_next(operation, lambda: store_unavailable("scrub"))
+        with pytest.raises(StorageUnavailable):
+            await bucket.scrub(fix=True)
+        for key, data in orphans.items():
+            assert set(places(bucket, key)) == {data}
+
+
+async def test_checksums_that_the_store_does_not_tell_are_read(bucket):
+    """Objects are moved and put back where the store keeps no checksums."""
+    (key,) = await left_behind(bucket, 1)
+    data = bucket.store.bytes_of(key)
+    bucket.store.forget_checksums()
+    assert len((await bucket.scrub(fix=True)).moved) == 1
+    bucket.store.forget_checksums()
+    await bucket.parts.quarantine.restore(key)
+    assert bucket.store.bytes_of(key) == data

@@ -1,0 +1,108 @@
+"""A manifest that spills, in small: parts of one segment each, a store that ends the process, and looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.fakes.archive import observed, values_in
+from tieringd.formats.object_keys import parse_spillover_key
+from tieringd.policies import spillover as policy
+from tieringd.policies.total_retention import RetentionPace, TotalRetention
+from tieringd.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    import pytest
+
+    from tests.fakes.log_writer import LogWriter
+    from tieringd.services.archiver import Archiver
+    from tieringd.services.observation import Observation
+
+MINUTE_MS = 60_000
+PACE = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=10 * MINUTE_MS)
+FOREVER = TotalRetention(limit_ms=None, limit_bytes=None)
+
+
+class Crash(Exception):
+    """The process ended."""
+
+
+class CrashingStore(MemoryStore):
+    """
+    Ends the process at the change number *crash_at*, before it takes effect or after.
+
+    With *crash_again* the next process ends as many changes later, and so on.
+    """
+
+    crash_at: int | None = None
+    crash_again: int | None = None
+    takes_effect = False
+    changes = 0
+
+    def _is_last(self) -> bool:
+        self.changes += 1
+        is_last = self.changes == self.crash_at
+        if is_last and self.crash_again is not None:
+            self.crash_at = self.changes + self.crash_again
+        return is_last
+
+    async def put(self, key, body, *, crc32c, condition=None):
+        """Store an object, unless the process ends first."""
+        is_last = self._is_last()
+        if is_last and not self.takes_effect:
+            raise Crash
+        info = await super().put(key, body, crc32c=crc32c, condition=condition)
+        if is_last:
+            raise Crash
+        return info
+
+    async def delete_many(self, keys):
+        """Delete objects, unless the process ends first."""
+        is_last = self._is_last()
+        if is_last and not self.takes_effect:
+            raise Crash
+        await super().delete_many(keys)
+        if is_last:
+            raise Crash
+
+
+def make_parts_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each segment that may spill a part of its own."""
+    monkeypatch.setattr(policy, "ROWS_MIN", 1)
+    monkeypatch.setattr(policy, "SEGMENTS_REMEMBERED", 1)
+
+
+def look(writer: LogWriter, *, total: TotalRetention = FOREVER, **changes: Any) -> Observation:
+    """Return a look at a topic whose manifest is always past its target."""
+    return observed(writer, total=total, retention_pace=PACE, target_manifest_bytes=1, **changes)
+
+
+def spilled_names(store, writer):
+    """Return the names of all spillover manifests in the bucket, ascending."""
+    found = (parse_spillover_key(writer.identified, key) for key in store._objects)
+    return sorted(name for name in found if name is not None)
+
+
+def data_keys(store) -> list[str]:
+    """Return the keys of all data objects in the bucket."""
+    return sorted(key for key in store._objects if key.endswith(".log"))
+
+
+async def filled(writer: LogWriter, archiver: Archiver, *, segments: int = 6, local: int = 2) -> None:
+    """Archive *segments*, of which the local log keeps the newest *local*, and let the rest spill."""
+    for number in range(segments):
+        writer.closed_segment(b"a%d" % number, b"b%d" % number)
+    while (await archiver.step(look(writer))).uploaded:
+        pass
+    for _ in range(segments - local):
+        writer.drop_head()
+    await archiver.step(look(writer))
+
+
+async def expect_all(archive, manifest, expected) -> None:
+    """See that readers of an archive find *expected*, and the verifier no fault."""
+    assert await values_in(archive, manifest, from_offset=manifest.start_offset) == expected
+    report = await archive.verifier.verify(manifest, deep=True)
+    assert report.faults == ()
+    assert report.segments == manifest.segment_count
+    # The first segment may have some that a user has deleted.
+    assert report.records >= len(expected)

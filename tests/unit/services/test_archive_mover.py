@@ -1,0 +1,455 @@
+"""Moving an archive: nothing is lost or read otherwise, while daemons upload, and whenever the move dies."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import pytest
+from crc32c import crc32c
+
+from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in, written_below
+from tests.fakes.broker import FakeBroker
+from tests.fakes.store import DistantStore
+from tests.fakes.virtual_loop import run_virtual
+from tests.fakes.wire import CrashingWire, Wire
+from tests.unit.services.deleted_topics import NEW, OLD, THIRD, DeletedTopics
+from tieringd.errors import ConfigError, CorruptDataError, FencedError, ObjectNotFound, StorageError
+from tieringd.formats.history_link import HistoryLink
+from tieringd.formats.object_keys import client_quotas_key, data_key, index_key, owner_of, spillover_prefix
+from tieringd.model.manifest import CLOSED_EPOCH
+from tieringd.model.topic_lifecycle import Lifecycle
+from tieringd.policies.topic_lifecycle import moved_away
+from tieringd.services.archive_mover import ArchiveMover, Site
+from tieringd.services.closing import closed
+from tieringd.services.object_copier import PIECE_BYTES, CopySource, ObjectCopier
+from tieringd.services.partition_mover import PartitionMover
+from tieringd.services.topic_registry import topic_key
+from tieringd.storage.memory import MemoryStore
+
+HERE, THERE = "memory://here", "memory://there"
+
+
+class Moving:
+    """One call of the command, from one bucket to another."""
+
+    def __init__(self, source, target, tmp_path, *, wire: Wire | None = None, name: str = "copy-1"):
+        wire = wire or Wire()
+        stores = [DistantStore(source, wire), DistantStore(target, wire)]
+        self.source, self.target = (archive_in(store, writer_id=name) for store in stores)
+        partitions = PartitionMover(
+            self.source.manifests,
+            self.target.manifests,
+            source_store=stores[0],
+            copier=ObjectCopier(*stores, work_directory=tmp_path),
+        )
+        self.steps: list[str] = []
+        self.mover = ArchiveMover(
+            _site(self.source, HERE),
+            _site(self.target, THERE),
+            partitions,
+            on_progress=lambda step, _: self.steps.append(step),
+        )
+
+    async def move(self, *names: str):
+        return await self.mover.move(await self.mover.topics(names))
+
+    async def copy(self, *names: str):
+        return await self.mover.copy(await self.mover.topics(names))
+
+
+def _site(archive, place):
+    return Site(archive.store, archive.manifests, archive.catalog, archive.history, archive.verifier, place)
+
+
+@pytest.fixture
+async def world(tmp_path):
+    """Give a filled bucket."""
+    made = DeletedTopics(tmp_path)
+    await made.fill()
+    return made
+
+
+@pytest.fixture
+def target():
+    """Give an empty bucket."""
+    return MemoryStore()
+
+
+@pytest.fixture
+def moving(world, target, tmp_path):
+    """Give a move of all there is."""
+    return Moving(world.store, target, tmp_path)
+
+
+async def all_values(store, writer):
+    """Return what a bucket holds of a partition, read both ways."""
+    archive = archive_in(store)
+    manifest = (await archive.manifests.load(writer.identified)).existing
+    whole = await archive.manifests.spillovers.with_history(manifest)
+    return [await values_in(archive, whole, read_committed=committed) for committed in (False, True)]
+
+
+async def assert_sound(store, writers):
+    """Assert that a deep look at a bucket finds no fault."""
+    archive = archive_in(store)
+    for writer in writers:
+        manifest = (await archive.manifests.load(writer.identified)).existing
+        report = await archive.verifier.verify(manifest, deep=True)
+        assert report.faults == ()
+
+
+async def test_moved_archive_is_read_as_before(world, target, moving):
+    """Spilled parts as well; the source is left as it is, and closed."""
+    before = [await all_values(world.store, writer) for writer in world.writers]
+    data = {key: one for key, (one, _) in world.store._objects.items() if ".log" in key}
+
+    moved = await moving.move()
+
+    assert [await all_values(target, writer) for writer in world.writers] == before
+    await assert_sound(target, world.writers)
+    assert all(one.is_switched and not one.fault for one in moved)
+    assert moving.steps[-4:] == ["switch"] * 4
+    assert {key: one for key, (one, _) in world.store._objects.items() if ".log" in key} == data
+    assert await moving.mover.verify(await moving.mover.topics(()), deep=True) == []
+    assert any(key.startswith(spillover_prefix(world.writers[0].identified)) for key in target._objects)
+
+
+async def test_unnamed_and_retired_objects_stay_behind(world, target, moving):
+    """The target holds what its manifests name, and nothing else."""
+    await moving.move()
+    named = set()
+    for writer in world.writers:
+        archive = archive_in(target)
+        manifest = (await archive.manifests.load(writer.identified)).existing
+        assert manifest.retired == ()
+        whole = await archive.manifests.spillovers.with_history(manifest)
+        named |= {name(writer.identified, one) for one in whole.segments for name in (data_key, index_key)}
+    assert {key for key in target._objects if ".log" in key} == named
+
+
+async def test_second_copy_copies_only_what_is_new(world, target, moving, tmp_path):
+    """What the target's manifests name is not even asked for."""
+    first = await moving.copy()
+    assert (
+        sum(one.copy.copied_objects for one in first)
+        == len([key for key in target._objects if owner_of(key)]) - 4
+    )
+    again = Moving(world.store, target, tmp_path, name="copy-2")
+    assert sum(one.copy.copied_bytes for one in await again.copy()) == 0
+    writer = world.writers[2]
+    writer.closed_segment(b"new")
+    await archiver_of(writer, archive_in(world.store), FakeBroker(writer)).step(observed(writer))
+    later = {one.copy.partition: one.copy.copied_objects for one in await again.copy()}
+    assert later[writer.identified] == 2
+    assert sum(later.values()) == 2
+    assert await all_values(target, writer) == await all_values(world.store, writer)
+
+
+async def test_uploads_go_on_in_the_target_where_the_source_was_closed(world, target, moving):
+    """The old daemon is fenced, and all that it had committed is moved; the new one goes on from there."""
+    writer = world.writers[2]
+    old = archiver_of(writer, archive_in(world.store, writer_id="dae0"), FakeBroker(writer))
+    await moving.copy()
+    writer.closed_segment(b"between")
+    await old.step(observed(writer))
+    await moving.move()
+    writer.closed_segment(b"after")
+    with pytest.raises(FencedError, match="is closed: it was moved"):
+        await old.step(observed(writer))
+    closed = (await archive_in(world.store).manifests.load(writer.identified)).existing
+
+    new = archiver_of(writer, archive_in(target, writer_id="dae1"), FakeBroker(writer))
+    await new.step(observed(writer))
+
+    assert closed.leader_epoch == CLOSED_EPOCH
+    assert new.manifest.next_offset > closed.next_offset
+    assert new.manifest.gaps == ()
+    assert (await all_values(target, writer))[0] == written_below(writer, new.manifest.next_offset)
+
+
+async def test_move_that_is_called_again_leaves_a_daemon_in_the_target_alone(world, target, moving, tmp_path):
+    """What has gone on there is reported, and not written over."""
+    await moving.move()
+    writer = world.writers[2]
+    writer.closed_segment(b"after")
+    new = archiver_of(writer, archive_in(target, writer_id="dae1"), FakeBroker(writer))
+    await new.step(observed(writer))
+    again = await Moving(world.store, target, tmp_path, name="copy-2").move()
+    states = {one.copy.partition: one.copy.has_gone_on for one in again}
+    assert states == {one.identified: one is writer for one in world.writers}
+    assert (await archive_in(target).manifests.load(writer.identified)).manifest == new.manifest
+
+
+async def test_target_that_a_daemon_archives_into_is_refused(world, target, moving):
+    """Nothing is written over, nothing is closed, and the report says why."""
+    writer = world.writers[2]
+    await archiver_of(writer, archive_in(target, writer_id="dae1"), FakeBroker(writer)).step(observed(writer))
+    before = (await archive_in(target).manifests.load(writer.identified)).existing
+    moved = await moving.move("orders")
+    faults = {one.copy.partition: one.fault for one in moved if one.fault}
+    assert list(faults) == [writer.identified]
+    assert "the target has an archive of orders-0 that a daemon has written" in faults[writer.identified]
+    assert (await archive_in(target).manifests.load(writer.identified)).existing == before
+    assert not (await archive_in(world.store).manifests.load(writer.identified)).existing.is_closed
+    assert ((await world.manifest(NEW)).moved_to, (await world.manifest(OLD)).moved_to) == ("", THERE)
+
+
+async def closed_too_early(world, target, moving, *, is_copied: bool):
+    """
+    Close a partition in the source that the target has in part or not at all, and let a daemon go on there.
+
+    Its log begins after what the target has.
+    """
+    writer = world.writers[2]
+    if is_copied:
+        await moving.copy()
+    for value in (b"five", b"six"):
+        writer.closed_segment(value)
+    old = archiver_of(writer, archive_in(world.store, writer_id="dae0"), FakeBroker(writer))
+    await old.step(observed(writer))
+    source = (await closed(moving.source.manifests, writer.identified)).existing
+    while writer.log_start_offset < source.next_offset - 1:
+        writer.drop_head()
+    later = Clock(world.clock.now_ms + 60_000)
+    there = archive_in(target, writer_id="dae1", now_ms=later)
+    new = archiver_of(writer, there, FakeBroker(writer), now_ms=later)
+    for _ in range(2):
+        # The second look that misses offsets records a gap.
+        await new.step(observed(writer))
+    assert new.manifest.next_offset >= source.next_offset
+    return writer.identified
+
+
+@pytest.mark.parametrize(
+    ("is_copied", "fault"),
+    [
+        pytest.param(
+            True, "the target has a gap from offset 4 to 4, and the source holds", id="copied in part"
+        ),
+        pytest.param(False, "a daemon began the archive in the target anew", id="not copied"),
+    ],
+)
+async def test_target_that_lacks_what_the_source_holds_is_not_taken_over(
+    world, target, moving, is_copied, fault
+):
+    """A daemon was restarted too early: the move says so, and so does the look at the end."""
+    partition = await closed_too_early(world, target, moving, is_copied=is_copied)
+    faults = {one.copy.partition: one.fault for one in await moving.move() if one.fault}
+    assert list(faults) == [partition]
+    assert faults[partition].startswith(f"{partition}: {fault}")
+    topics = await moving.mover.topics(())
+    assert [one for one in await moving.mover.verify(topics) if one.startswith(f"{partition}: {fault}")]
+
+
+async def test_gap_that_the_source_has_as_well_is_no_fault(world, target, moving, tmp_path):
+    """It was copied, and the daemon in the target went on after it."""
+    writer = world.writers[2]
+    writer.closed_segment(b"lost")
+    writer.closed_segment(b"six")
+    while writer.log_start_offset < 5:
+        writer.drop_head()
+    old = archiver_of(writer, archive_in(world.store, writer_id="dae0"), FakeBroker(writer))
+    for _ in range(2):
+        await old.step(observed(writer))
+    assert [(gap.base_offset, gap.last_offset) for gap in old.manifest.gaps] == [(4, 4)]
+    await moving.move()
+    writer.closed_segment(b"after")
+    await archiver_of(writer, archive_in(target, writer_id="dae1"), FakeBroker(writer)).step(observed(writer))
+    again = Moving(world.store, target, tmp_path, name="copy-2")
+    moved = {one.copy.partition: one for one in await again.move()}
+    assert (moved[writer.identified].copy.has_gone_on, moved[writer.identified].fault) == (True, "")
+    assert await again.mover.verify(await again.mover.topics(())) == []
+
+
+async def test_topics_that_are_half_purged_are_told_apart(world, moving):
+    """They were moved to this target before; their names are no unknown ones."""
+    await moving.move("third")
+    now_ms = world.clock.now_ms
+    await moving.source.manifests.change_topic(
+        THIRD, lambda found: moved_away(found, now_ms=now_ms, by="copy-1")
+    )
+    half_purged = await moving.mover.half_purged(["third"])
+    assert [one.key for one in half_purged] == [THIRD]
+    assert await moving.mover.half_purged(["orders"]) == []
+    assert await moving.mover.topics(["third"], half_purged=half_purged) == []
+    moving.mover._target = _site(moving.target, "memory://elsewhere")
+    assert await moving.mover.half_purged(()) == []
+
+
+async def test_damaged_object_keeps_its_topic_where_it_is(world, target, moving):
+    """The others are moved; what is damaged is named."""
+    writer = world.writers[3]
+    segment = (await archive_in(world.store).manifests.load(writer.identified)).existing.segments[1]
+    key = data_key(writer.identified, segment)
+    world.store.add(key, b"x" * segment.size_bytes)
+    faults = [one.fault for one in await moving.move() if one.fault]
+    assert len(faults) == 1
+    assert key in faults[0]
+    assert (await world.manifest(THIRD)).moved_to == ""
+    assert (await world.manifest(NEW)).moved_to == THERE
+    assert key not in target._objects
+
+
+async def test_partition_of_which_nothing_is_archived_is_closed_too(world, target, moving):
+    """An archiver that has not begun begins in the target, not here."""
+    manifests = archive_in(world.store).manifests
+    await manifests.ensure_topic(THIRD, partition_count=2)
+    await moving.move("third")
+    (partition,) = [one for one in (await world.manifest(THIRD)).partitions() if one.partition == 1]
+    assert (await manifests.load(partition)).existing.is_closed
+    assert (await archive_in(target).manifests.load(partition)).manifest is None
+
+
+async def test_topic_manifest_goes_with_the_topic(world, target, moving):
+    """What is set of a topic holds in the target; in the source it says where it went."""
+    await moving.move("third")
+    there, here = await archive_in(target).manifests.load_topic(THIRD), await world.manifest(THIRD)
+    assert (there.moved_to, here.moved_to) == ("", THERE)
+    assert (there.remote_delete, there.partition_count, there.lifecycle) == (True, 1, Lifecycle.LIVE)
+    assert await archive_in(target).manifests.load_topic(NEW) is None
+
+
+async def test_topics_that_one_goes_on_from_go_with_it(world, target, moving):
+    """And the link between them; and what quotas were before they were lowered."""
+    await archive_in(world.store).history.link(HistoryLink(THIRD, OLD, ((0, 5),)))
+    world.store.add(client_quotas_key(OLD.cluster), b"{}")
+    await moving.move("third")
+    there = archive_in(target)
+    assert (await there.history.link_of(THIRD)).history == OLD
+    assert await there.manifests.load_topic(OLD) is not None
+    assert client_quotas_key(OLD.cluster) in target._objects
+
+
+async def test_topic_that_is_not_there_is_said(moving):
+    """Nothing is moved then."""
+    with pytest.raises(ObjectNotFound, match="the source holds no topic named nothing"):
+        await moving.move("third", "nothing")
+    assert moving.steps == []
+
+
+async def test_topic_is_not_moved_to_two_places(world, moving, tmp_path):
+    """It goes on from where it is."""
+    await moving.move("third")
+    other = Moving(world.store, MemoryStore(), tmp_path)
+    other.mover._target = _site(other.target, "memory://elsewhere")
+    with pytest.raises(ConfigError, match=f"was moved to {THERE}"):
+        await other.move("third")
+    assert {one.copy.partition.topic for one in await other.move()} == {"orders"}
+
+
+async def crash_and_come_again(world, target, tmp_path, *, at: int) -> bool:
+    """End a move at its *at*-th point, let the daemon upload where it may, and move again."""
+    await world.fill()
+    before = [await all_values(world.store, writer) for writer in world.writers]
+    wire = CrashingWire(at)
+    first = asyncio.create_task(Moving(world.store, target, tmp_path, wire=wire).move("orders"))
+    crash = asyncio.create_task(wire.crashed.wait())
+    await asyncio.wait({first, crash}, return_when=asyncio.FIRST_COMPLETED)
+    has_crashed = not first.done()
+    for task in (first, crash):
+        task.cancel()
+    await asyncio.gather(first, crash, return_exceptions=True)
+    # Whatever the target's manifests name is there, at any moment.
+    there = archive_in(target).manifests
+    known = [one for one in world.writers if (await there.load(one.identified)).manifest is not None]
+    await assert_sound(target, known)
+    writer = world.writers[2]
+    writer.closed_segment(b"meanwhile")
+    old = archiver_of(writer, archive_in(world.store, writer_id="dae0"), FakeBroker(writer))
+    is_open = True
+    try:
+        await old.step(observed(writer))
+    except FencedError:
+        is_open = False
+
+    moved = await Moving(world.store, target, tmp_path, name="copy-2").move("orders")
+
+    assert [one.fault for one in moved] == ["", "", ""]
+    await assert_sound(target, world.writers[:3])
+    after = [await all_values(target, one) for one in world.writers[:3]]
+    assert after[:2] == before[:2]
+    new = archiver_of(writer, archive_in(target, writer_id="dae1"), FakeBroker(writer))
+    await new.step(observed(writer))
+    assert new.manifest.gaps == ()
+    assert (await all_values(target, writer))[0] == written_below(writer, new.manifest.next_offset)
+    assert new.manifest.next_offset == writer.bases[-1]
+    assert is_open or (await world.manifest(topic_key(writer.identified))).moved_to == THERE
+    return has_crashed
+
+
+def test_crash_at_every_point_of_a_move_loses_nothing(tmp_path):
+    """Whichever effect is the last, uploads go on, and the next call brings it to the same end."""
+    for at in count(1):
+        world, target = DeletedTopics(tmp_path / str(at)), MemoryStore()
+        if not run_virtual(crash_and_come_again(world, target, tmp_path, at=at), seed=at):
+            break
+    # Two points around each: data and index of 11 segments, a spilled part, three manifests and two topic
+    # manifests; two marks of the move, and three manifests that are closed.
+    assert at == 2 * (2 * 11 + 1 + 3 + 2 + 2 + 3) + 1
+
+
+class TestObjectCopier:
+    """One object."""
+
+    @pytest.fixture
+    def stores(self):
+        """Give two buckets."""
+        return MemoryStore(), MemoryStore()
+
+    @pytest.mark.parametrize("size_bytes", [0, 1, PIECE_BYTES, 2 * PIECE_BYTES + 7])
+    async def test_object_of_any_size_is_copied_once(self, stores, tmp_path, size_bytes):
+        """A large one in pieces; the second time it is there."""
+        source, target = stores
+        data = bytes(range(251)) * (size_bytes // 251 + 1)
+        data = data[:size_bytes]
+        source.add("k", data)
+        copier = ObjectCopier(source, target, work_directory=tmp_path)
+        wanted = CopySource("k", size_bytes, crc32c(data))
+        assert await copier.copy(wanted) == size_bytes
+        assert target._objects["k"][0] == data
+        assert await copier.copy(wanted) == 0
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("size_bytes", [9, PIECE_BYTES + 9])
+    async def test_other_bytes_than_are_known_are_not_copied(self, stores, tmp_path, size_bytes):
+        """Neither a changed nor a cut object gets into the target."""
+        source, target = stores
+        source.add("k", bytes(size_bytes))
+        copier = ObjectCopier(source, target, work_directory=tmp_path)
+        for wanted in (CopySource("k", size_bytes, 1), CopySource("k", size_bytes + 1)):
+            with pytest.raises(CorruptDataError, match="the object has"):
+                await copier.copy(wanted)
+        assert target._objects == {}
+
+    async def test_another_object_in_the_target_is_not_written_over(self, stores, tmp_path):
+        """Names are unique: whoever wrote it there is to be found first."""
+        source, target = stores
+        source.add("k", b"ours")
+        target.add("k", b"else")
+        copier = ObjectCopier(source, target, work_directory=tmp_path)
+        with pytest.raises(StorageError, match="is in the target already, and is another object"):
+            await copier.copy(CopySource("k", 4, crc32c(b"ours")))
+        assert target._objects["k"][0] == b"else"
+
+
+async def test_verify_says_what_the_target_has_not(world, target, moving):
+    """Partitions without a manifest, an end that is too early, and other counts than were closed."""
+    topics = await moving.mover.topics(["third"])
+    (fault,) = await moving.mover.verify(topics)
+    assert fault == "third-0: the target has no manifest of it"
+    await moving.copy("third")
+    assert await moving.mover.verify(topics) == []
+
+    writer = world.writers[3]
+    writer.closed_segment(b"new")
+    await archiver_of(writer, archive_in(world.store), FakeBroker(writer)).step(observed(writer))
+    (fault,) = await moving.mover.verify(topics)
+    assert fault == "third-0: the target ends before offset 4, and the source before 5"
+
+    await moving.move("third")
+    stored = await moving.target.manifests.load(writer.identified)
+    shorter = stored.existing.expired(1, now_ms=0)
+    await moving.target.manifests.commit(stored, shorter, leader_epoch=0)
+    (fault,) = await moving.mover.verify(topics)
+    assert fault.startswith("third-0: the source has 5 segments of ")

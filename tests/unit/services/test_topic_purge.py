@@ -1,0 +1,345 @@
+"""Deleted topics: nothing is lost by mistake, nothing is left behind, whoever dies on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from tests.fakes.archive import archive_in, archiver_of, observed, values_in
+from tests.fakes.broker import FakeBroker
+from tests.fakes.log_writer import CLUSTER
+from tests.fakes.store import store_unavailable
+from tests.fakes.virtual_loop import run_virtual
+from tests.fakes.wire import CrashingWire
+from tests.unit.services.deleted_topics import (
+    GRACE_MS,
+    NEW,
+    NEW_ID,
+    OLD,
+    OLD_ID,
+    THIRD,
+    DeletedTopics,
+    Purging,
+)
+from tieringd.errors import ConfigError, FencedError, StorageUnavailable
+from tieringd.formats.history_link import HistoryLink
+from tieringd.formats.object_keys import TopicKey, history_link_key, manifest_key, quarantined_key
+from tieringd.model.topic_lifecycle import Lifecycle
+from tieringd.policies.topic_lifecycle import (
+    CONFIRM_AFTER_MS,
+    LATE_LOOK_MS,
+    LEASE_MS,
+    ordered_to_go,
+    taken_back,
+)
+
+LATER = TopicKey("other-cluster", "orders", "laterlaterlaterlaterla")
+
+
+@pytest.fixture
+async def world(tmp_path):
+    """Give a filled bucket."""
+    made = DeletedTopics(tmp_path)
+    await made.fill()
+    return made
+
+
+@pytest.fixture
+def purging(world):
+    """Give the job of one daemon."""
+    return Purging(world, "d1")
+
+
+async def test_deleted_topic_is_purged_after_the_grace(world, purging):
+    """All of its objects go, what nothing names as well; the mark says what there was."""
+    others = world.objects_of(NEW, THIRD)
+    held = [(await archive_in(world.store).manifests.load(one.identified)).existing for one in world.writers]
+    await purging.note()
+    noted = await world.manifest(OLD)
+    assert noted.lifecycle is Lifecycle.DELETED
+    await purging.look(after_ms=GRACE_MS - 1)
+    assert len(world.keys_of(OLD)) > 20
+
+    while await purging.look(after_ms=1):
+        pass
+
+    mark = await world.manifest(OLD)
+    assert world.keys_of(OLD) == set()
+    assert (mark.lifecycle, mark.deletion.purged_at_ms) == (Lifecycle.PURGED, world.clock.now_ms)
+    assert mark.deletion.segments == sum(one.segment_count for one in held[:2])
+    assert mark.deletion.size_bytes == sum(one.size_bytes for one in held[:2])
+    assert world.objects_of(NEW, THIRD) == others
+    assert purging.metrics.purge.purged_topics._value.get() == 1
+
+
+async def test_topic_that_was_created_again_is_read_as_before(world, purging):
+    """It shares nothing with its old self but the name."""
+    archive, writer = archive_in(world.store), world.writers[2]
+    manifest = (await archive.manifests.load(writer.identified)).existing
+    before = await values_in(archive, manifest)
+    await purging.work()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
+    assert (await world.manifest(NEW)).lifecycle is Lifecycle.LIVE
+    assert await values_in(archive_in(world.store), manifest) == before != {}
+
+
+async def test_one_look_is_not_enough(world, purging):
+    """A topic that is missing once, and there the next time, is live; and the time begins anew then."""
+    await purging.look()
+    purging.broker.cluster_topics["orders"] |= {OLD_ID}
+    await purging.look(after_ms=CONFIRM_AFTER_MS)
+    purging.broker.cluster_topics["orders"] -= {OLD_ID}
+    await purging.look(after_ms=CONFIRM_AFTER_MS)
+    await purging.look(after_ms=CONFIRM_AFTER_MS - 1)
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.LIVE
+    await purging.look(after_ms=1)
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.DELETED
+
+
+@pytest.mark.parametrize(
+    "topics", [{}, {"elsewhere": {"x" * 22}}, {"orders": {"x" * 22}, "third": {"y" * 22}}]
+)
+async def test_cluster_that_has_none_of_the_topics_says_nothing(world, purging, topics):
+    """A broker that knows no topic yet, or a cluster that lost all of them, deletes nothing."""
+    purging.broker.cluster_topics = topics
+    await purging.work()
+    states = {(await world.manifest(key)).lifecycle for key in (OLD, NEW, THIRD)}
+    assert states == {Lifecycle.LIVE}
+
+
+async def test_topic_that_is_not_told_of_is_not_gone(world, purging):
+    """As when its metadata is not visible to us."""
+    purging.broker.untold = {"orders"}
+    await purging.work()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.LIVE
+
+
+@pytest.mark.parametrize("remote_delete", [False, None])
+async def test_archive_stays_without_remote_delete(tmp_path, remote_delete):
+    """It is marked as kept, and whole; a later order of an operator deletes it."""
+    world = DeletedTopics(tmp_path)
+    await world.fill(remote_delete=remote_delete)
+    before, purging = world.keys_of(OLD), Purging(world, "d1")
+    await purging.work()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.KEPT
+    assert world.keys_of(OLD) == before
+    now_ms = world.clock.now_ms
+    await purging.archive.manifests.change_topic(OLD, lambda found: ordered_to_go(found, now_ms=now_ms))
+    await purging.work()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
+    assert world.keys_of(OLD) == set()
+
+
+async def test_archive_stays_where_the_configuration_of_now_says_so(world, purging):
+    """The topic is on no disk any more, so nothing else than its name can be asked."""
+    before = world.keys_of(OLD)
+    purging.to_stay = {"orders"}
+    await purging.work()
+    assert ((await world.manifest(OLD)).lifecycle, world.keys_of(OLD)) == (Lifecycle.KEPT, before)
+
+
+async def test_cluster_that_was_formatted_again_deletes_nothing_older(world, purging):
+    """One topic with a new id is archived, and all that is older stays."""
+    manifests = purging.archive.manifests
+    await manifests.change_topic(THIRD, lambda found: replace(found, created_at_ms=world.clock.now_ms + 1))
+    purging.broker.cluster_topics = {"third": {THIRD.topic_id}}
+    await purging.work()
+    assert {(await world.manifest(key)).lifecycle for key in (OLD, NEW, THIRD)} == {Lifecycle.LIVE}
+
+
+async def test_ordered_purge_waits_until_the_topic_is_told_to_be_gone(world, purging):
+    """A topic that is not told of may live; when it is told to be gone, the purge begins."""
+    now_ms = world.clock.now_ms
+    before = world.keys_of(THIRD)
+    await purging.archive.manifests.change_topic(THIRD, lambda found: ordered_to_go(found, now_ms=now_ms))
+    purging.broker.untold = {"third"}
+    await purging.work()
+    assert ((await world.manifest(THIRD)).lifecycle, world.keys_of(THIRD)) == (Lifecycle.DELETED, before)
+    purging.broker.untold = set()
+    del purging.broker.cluster_topics["third"]
+    await purging.work()
+    assert ((await world.manifest(THIRD)).lifecycle, world.keys_of(THIRD)) == (Lifecycle.PURGED, set())
+
+
+async def test_quarantined_and_half_joined_objects_of_a_purged_topic_go_too(world, purging):
+    """Nothing names them; those of other topics stay."""
+    keys = [next(key for key in sorted(world.keys_of(one)) if key.endswith(".log")) for one in (OLD, NEW)]
+    more = {
+        key: (quarantined_key(key), f"{key}.part-0-0", quarantined_key(f"{key}.part-1-0")) for key in keys
+    }
+    for names in more.values():
+        for name in names:
+            world.store.add(name, b"left")
+    await purging.work()
+    assert [set(more[key]) & world.store._objects.keys() for key in keys] == [set(), set(more[keys[1]])]
+
+
+async def test_deletion_is_taken_back_within_the_grace(world, purging):
+    """The archive is kept, although the topic stays gone."""
+    await purging.note()
+    manifests, now_ms = archive_in(world.store).manifests, world.clock.now_ms
+    await manifests.change_topic(OLD, lambda found: taken_back(found, now_ms=now_ms))
+    before = world.keys_of(OLD)
+    await purging.work()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.KEPT
+    assert world.keys_of(OLD) == before
+
+
+async def test_archive_of_a_topic_that_the_cluster_has_is_not_deleted(world, purging):
+    """An operator's order for it is taken back by the next look."""
+    now_ms = world.clock.now_ms
+    await purging.archive.manifests.change_topic(NEW, lambda found: ordered_to_go(found, now_ms=now_ms))
+    await purging.look()
+    assert (await world.manifest(NEW)).lifecycle is Lifecycle.LIVE
+
+
+async def test_archive_that_a_restored_topic_goes_on_from_is_kept(world, purging):
+    """The link decides, of whichever cluster it is; the mark says who goes on from it."""
+    await archive_in(world.store).history.link(HistoryLink(LATER, OLD, ((0, 5),)))
+    before = world.keys_of(OLD)
+    await purging.work()
+    mark = await world.manifest(OLD)
+    assert (mark.lifecycle, world.keys_of(OLD)) == (Lifecycle.KEPT, before)
+    assert mark.deletion.reason == f"topic orders ({LATER.topic_id}) goes on from this archive"
+
+
+async def test_nothing_goes_on_from_an_archive_that_is_being_purged(world, purging):
+    """A link that comes after the claim is refused, and does not stay."""
+    await purging.note()
+    await purging.look(after_ms=GRACE_MS, requests_max=4)
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGING
+    with pytest.raises(ConfigError, match="is purging: nothing can go on from it"):
+        await archive_in(world.store).history.link(HistoryLink(LATER, OLD, ((0, 5),)))
+    assert history_link_key(LATER) not in world.store._objects
+
+
+async def test_archiver_of_a_deleted_topic_is_fenced_before_anything_goes(world, purging):
+    """Its next commit fails, and so does every one that comes later."""
+    writer = world.writers[0]
+    archiver = archiver_of(writer, archive_in(world.store, writer_id="late"), FakeBroker(writer))
+    await archiver.step(observed(writer))
+    writer.closed_segment(b"late")
+    await purging.note()
+    await purging.look(after_ms=GRACE_MS, requests_max=8)
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGING
+    with pytest.raises(FencedError, match="is closed: it was moved to another one, or its topic is being"):
+        await archiver.step(observed(writer))
+
+
+async def test_manifests_go_last_of_all(world, purging):
+    """For as long as there is any other object, they keep archivers out."""
+    manifests = {manifest_key(one.identified) for one in world.writers[:2]}
+    await purging.note()
+    await purging.look(after_ms=GRACE_MS, requests_max=1)
+    seen = [world.keys_of(OLD)]
+    while await purging.look(requests_max=1):
+        seen.append(world.keys_of(OLD))
+    assert all(manifests <= left for left in seen if left - manifests)
+    assert seen.index(manifests) > 0
+    assert world.keys_of(OLD) == set()
+
+
+async def test_what_is_stored_after_the_purge_goes_with_the_late_look(world, purging):
+    """A hung process stores objects, and even a manifest; an hour later they are found."""
+    await purging.work()
+    late = archive_in(world.store, writer_id="late")
+    writer = world.writers[0]
+    await archiver_of(writer, late, FakeBroker(writer)).step(observed(writer))
+    assert manifest_key(writer.identified) in world.keys_of(OLD)
+    await purging.look(after_ms=LATE_LOOK_MS // 2)
+    assert world.keys_of(OLD) != set()
+    await purging.look(after_ms=LATE_LOOK_MS)
+    mark = await world.manifest(OLD)
+    assert world.keys_of(OLD) == set()
+    assert mark.deletion.checked_at_ms == world.clock.now_ms
+    assert not await purging.look(after_ms=10 * LATE_LOOK_MS)
+
+
+async def test_two_daemons_purge_together(world):
+    """One has the lease, and the other waits; the end is the same."""
+    first, second = Purging(world, "d1"), Purging(world, "d2")
+    for _ in range(60):
+        await asyncio.gather(
+            first.look(after_ms=1_000, requests_max=4), second.look(after_ms=1_000, requests_max=4)
+        )
+    mark = await world.manifest(OLD)
+    assert (mark.lifecycle, world.keys_of(OLD)) == (Lifecycle.PURGED, set())
+    purged = [one.metrics.purge.purged_topics._value.get() for one in (first, second)]
+    assert sorted(purged) == [0, 1]
+
+
+async def test_lease_of_a_dead_daemon_is_taken_over(world):
+    """Not before it is over; what the first has noted stays."""
+    first, second = Purging(world, "d1"), Purging(world, "d2")
+    await first.note()
+    await first.look(after_ms=GRACE_MS, requests_max=12)
+    lease = (await world.manifest(OLD)).deletion.lease
+    assert lease.owner == "d1"
+    await second.look(after_ms=LEASE_MS - 1)
+    assert (await world.manifest(OLD)).deletion.lease == lease
+    await second.look(after_ms=1)
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
+
+
+async def test_store_that_fails_ends_the_turn_and_not_the_purge(world, purging):
+    """Whatever fails is begun again with the next turn."""
+    await purging.note()
+    for operation in ("delete_many", "list_page", "put", "get"):
+        world.store.fail_next(operation, lambda: store_unavailable("any"))
+        with pytest.raises(StorageUnavailable):
+            await purging.look(after_ms=GRACE_MS)
+    await purging.look()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
+    assert world.keys_of(OLD) == set()
+
+
+async def test_damaged_manifest_does_not_keep_a_topic_from_being_purged(world, purging):
+    """Whose an object is, is read in its name."""
+    world.store.add(manifest_key(world.writers[1].identified), b"no manifest")
+    await purging.work()
+    assert world.keys_of(OLD) == set()
+
+
+async def crash_and_take_over(world: DeletedTopics, *, at: int) -> bool:
+    """End a daemon at its *at*-th point, and let another finish; say whether it came to that point."""
+    await world.fill()
+    others = world.objects_of(NEW, THIRD)
+    wire = CrashingWire(at)
+    first = asyncio.create_task(Purging(world, "d1", wire=wire).work(minutes=2))
+    crash = asyncio.create_task(wire.crashed.wait())
+    await asyncio.wait({first, crash}, return_when=asyncio.FIRST_COMPLETED)
+    has_crashed = not first.done()
+    for task in (first, crash):
+        task.cancel()
+    assert [None] * (not has_crashed) == [
+        one for one in await asyncio.gather(first, return_exceptions=True) if one is None
+    ]
+    await asyncio.gather(crash, return_exceptions=True)
+    await Purging(world, "d2").work(minutes=8)
+    mark = await world.manifest(OLD)
+    assert (mark.lifecycle, world.keys_of(OLD)) == (Lifecycle.PURGED, set())
+    assert (mark.deletion.segments, mark.deletion.lease) == (7, None)
+    assert world.objects_of(NEW, THIRD) == others
+    return has_crashed
+
+
+def test_crash_at_every_point_of_a_purge_leaves_nothing_behind(tmp_path):
+    """Whichever effect is the last, another daemon brings it to the same end, with the same count."""
+    for at in count(1):
+        world = DeletedTopics(tmp_path / str(at))
+        if not run_virtual(crash_and_take_over(world, at=at), seed=at):
+            break
+    # Two points around each: noted, claimed, two closed, counted, swept, the manifests, finished.
+    assert at == 2 * 8 + 1
+
+
+async def test_topics_are_counted_by_state(world, purging):
+    """A gauge says how many archives are in each state."""
+    await purging.note()
+    gauge = purging.metrics.purge.topics
+    assert [gauge.labels(one.value)._value.get() for one in Lifecycle] == [2, 1, 0, 0, 0]
+    assert NEW_ID != OLD_ID
+    assert NEW.cluster == CLUSTER

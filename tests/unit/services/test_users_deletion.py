@@ -1,0 +1,262 @@
+"""A user's DeleteRecords through the archiver's step: the archive's start follows it, after two looks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.archive import archive_in, archiver_of, observed, values_in
+from tests.fakes.store import store_unavailable
+from tests.unit.services.manifests import bases, stored_manifest
+from tieringd.policies.local_hint import StorageMode
+from tieringd.policies.total_retention import RetentionPace, TotalRetention
+from tieringd.storage.memory import MemoryStore
+
+MINUTE_MS = 60_000
+PACE = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=10 * MINUTE_MS)
+FOREVER = TotalRetention(limit_ms=None, limit_bytes=None)
+
+
+@pytest.fixture
+def archiver(writer, archive, broker, metrics, clock):
+    return archiver_of(writer, archive, broker, metrics=metrics, now_ms=clock)
+
+
+def look(writer, log_start_offset=None, total=FOREVER, **changes):
+    seen = observed(writer, total=total, retention_pace=PACE, **changes)
+    if log_start_offset is None:
+        return seen
+    return replace(seen, bounds=replace(seen.bounds, log_start_offset=log_start_offset))
+
+
+async def filled(writer, archiver, segments=3):
+    """Archive segments of four records, from offset 0 on."""
+    for number in range(segments):
+        writer.closed_segment(*(b"%d-%d" % (number, at) for at in range(4)))
+    while (await archiver.step(look(writer))).uploaded:
+        pass
+
+
+async def test_archive_follows_after_a_second_look(writer, archiver, store, clock):
+    """Its start is the user's to the record; whole segments go, and their objects after the delay."""
+    await filled(writer, archiver)
+    clock.now_ms += MINUTE_MS
+    await archiver.step(look(writer, 6))
+    assert stored_manifest(store, writer).start_offset == 0
+    clock.now_ms += MINUTE_MS
+    await archiver.step(look(writer, 6))
+    manifest = stored_manifest(store, writer)
+    assert manifest.start_offset == 6
+    assert bases(store, writer) == [4, 8]
+    assert [len(one.segments) for one in manifest.retired] == [1]
+
+    archive = archive_in(store)
+    found = await values_in(archive, manifest)
+    assert sorted(found) == [6, 7, 8, 9, 10, 11]
+    assert await archive.records.first_offset(manifest) == 6
+    assert (await archive.records.first_record_at(manifest, 0)).offset == 6
+    assert (await archive.verifier.verify(manifest, deep=True)).faults == ()
+
+    clock.now_ms += PACE.delete_delay_ms
+    await archiver.step(look(writer, 6))
+    assert len([key for key in store._objects if key.endswith(".log")]) == 2
+    clock.now_ms += MINUTE_MS
+    await archiver.step(look(writer, 6))
+    assert stored_manifest(store, writer).start_offset == 6
+
+
+@pytest.mark.parametrize("second", [None, 5], ids=["none", "less"])
+async def test_start_that_comes_back_lower_counts(writer, archiver, store, clock, second):
+    """A broker that crashed in between may have forgotten: only what both looks saw is deleted."""
+    await filled(writer, archiver)
+    for log_start_offset in (6, second):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(look(writer, log_start_offset))
+    assert stored_manifest(store, writer).start_offset == (second or 0)
+
+
+async def test_first_look_alone_moves_nothing(writer, archiver, store, clock):
+    """Not even inside the first segment, of which no object goes; nor further than the first one saw."""
+    await filled(writer, archiver)
+    for log_start_offset, expected in ((2, 0), (3, 2), (3, 3)):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(look(writer, log_start_offset))
+        assert stored_manifest(store, writer).start_offset == expected
+
+
+async def test_start_at_the_end_of_a_segment_is_the_brokers_retention(writer, archiver, store, clock):
+    """It may have been a user's: what is not certain is not deleted."""
+    await filled(writer, archiver)
+    for _ in range(4):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(look(writer, 4))
+    assert stored_manifest(store, writer).start_offset == 0
+
+
+async def test_own_trim_is_no_users_for_the_next_leader(writer, archiver, store, broker, clock):
+    """Its segments end elsewhere, and the archive's have been merged: only the record tells."""
+    await filled(writer, archiver)
+    archiver.request_space(8)
+    await archiver.step(look(writer))
+    assert broker.trims == [(writer.name, 8)]
+    manifests = archive_in(store, now_ms=clock).manifests
+    stored = await manifests.load(writer.identified)
+    rows = list(stored.existing.segments)
+    size_bytes = sum(one.size_bytes for one in rows)
+    merged = stored.existing.merged(replace(rows[0], last_offset=11, size_bytes=size_bytes), now_ms=clock())
+    await manifests.commit(stored, merged, leader_epoch=0)
+
+    async def starts(trimmed_offset: int) -> int:
+        again = archive_in(store, writer_id="b2", now_ms=clock)
+        known = await again.manifests.load(writer.identified)
+        noted = replace(known.existing, trimmed_offset=trimmed_offset)
+        await again.manifests.commit(known, noted, leader_epoch=0)
+        other = archiver_of(writer, again, broker, now_ms=clock)
+        seen = look(writer, 8)
+        first, *rest = seen.log.segments
+        log = replace(seen.log, segments=(replace(first, base_offset=6), *rest))
+        for _ in range(3):
+            clock.now_ms += MINUTE_MS
+            await other.step(replace(seen, log=log))
+        return stored_manifest(store, writer).start_offset
+
+    assert merged.trimmed_offset == 8
+    assert await starts(8) == 0
+    assert await starts(7) == 8, "without the record it would be taken for a user's"
+
+
+async def test_trim_is_recorded_before_it_is_asked_for(writer, archiver, store, broker, clock):
+    """Also one that no hint tells of; and what is recorded is not recorded again."""
+    await filled(writer, archiver)
+    seen_by_broker = []
+    trim = broker.trim
+
+    async def noting_trim(*arguments, **named):
+        seen_by_broker.append(stored_manifest(store, writer).trimmed_offset)
+        return await trim(*arguments, **named)
+
+    broker.trim = noting_trim
+    await archiver.step(look(writer, storage_mode=StorageMode.CLOUD, target_bytes=0))
+    assert (broker.trims, seen_by_broker) == ([(writer.name, 12)], [12])
+    before = stored_manifest(store, writer).commit_number
+    await archiver.step(look(writer, storage_mode=StorageMode.CLOUD, target_bytes=0))
+    assert stored_manifest(store, writer).commit_number == before
+
+
+async def test_what_follows_a_recorded_trim_knows_of_the_record(writer, archiver, store, broker, clock):
+    """One step trims and lets go of what is past retention: each commit is made on the one before."""
+    await filled(writer, archiver)
+    total = TotalRetention(limit_ms=0, limit_bytes=None)
+    clock.now_ms += MINUTE_MS
+    await archiver.step(look(writer, total=total))
+    clock.now_ms += MINUTE_MS
+    done = await archiver.step(look(writer, total=total, storage_mode=StorageMode.CLOUD, target_bytes=0))
+    assert done.expired == 3
+    assert stored_manifest(store, writer).trimmed_offset == 12
+
+
+class PutsFail(MemoryStore):
+    """A store that takes nothing, when it is told to."""
+
+    is_full = False
+
+    async def put(self, key, body, *, crc32c, condition=None):
+        if self.is_full:
+            raise store_unavailable("put")
+        return await super().put(key, body, crc32c=crc32c, condition=condition)
+
+
+@pytest.mark.parametrize("cut", [None, 10], ids=["a stored segment's end", "another"])
+async def test_trim_that_cannot_be_recorded(writer, broker, clock, cut):
+    """A full disk is relieved while the store is away, where nobody takes the trim for a user's."""
+    store = PutsFail()
+    archiver = archiver_of(writer, archive_in(store, now_ms=clock), broker, now_ms=clock)
+    await filled(writer, archiver)
+    claim = archiver._claim
+    store.is_full = True
+    assert await claim.record_trim(12, is_stored_end=cut is None) is (cut is None)
+    assert claim.newest(claim._known).existing.trimmed_offset == 0
+    store.is_full = False
+    await archiver.step(look(writer))
+    assert await claim.record_trim(12, is_stored_end=False)
+    assert stored_manifest(store, writer).trimmed_offset == 12
+    store.is_full = True
+    assert await claim.record_trim(11, is_stored_end=False), "it is recorded already"
+
+
+async def test_compact_only_topic_keeps_its_archive(writer, archiver, store, clock):
+    """Kafka refuses to delete records there, so a start that looks like it is none."""
+    await filled(writer, archiver)
+    for _ in range(4):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(look(writer, 6, total=TotalRetention(0, 0, deletes=False)))
+    assert stored_manifest(store, writer).start_offset == 0
+
+
+async def test_everything_deleted_leaves_an_archive_that_goes_on(writer, archiver, store, clock):
+    """DeleteRecords up to the end of the log, past what is archived."""
+    await filled(writer, archiver)
+    writer.append(b"x", b"y")
+    for _ in range(3):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(look(writer, 14))
+    manifest = stored_manifest(store, writer)
+    assert (manifest.start_offset, manifest.next_offset, len(manifest.segments)) == (12, 12, 0)
+    writer.roll()
+    await archiver.step(look(writer, 14))
+    assert stored_manifest(store, writer).next_offset == 14
+
+
+async def test_log_that_an_earlier_leader_cut_is_no_users(writer, archiver, store, broker, clock):
+    """Its segments ended elsewhere, so that its own retention may have cut inside of one of ours."""
+    await filled(writer, archiver)
+    writer.begin_epoch(1)
+    writer.closed_segment()
+    later = archive_in(store, writer_id="b2", now_ms=clock)
+    successor = archiver_of(writer, later, broker, leader_epoch=1, now_ms=clock)
+    for log_start_offset, start_offset in ((6, 0), (6, 0), (6, 0), (9, 0), (9, 9)):
+        clock.now_ms += MINUTE_MS
+        await successor.step(look(writer, log_start_offset))
+        assert stored_manifest(store, writer).start_offset == start_offset
+
+
+async def test_hint_that_only_follows_the_logs_start_hides_no_users_deletion(writer, archiver, store, clock):
+    """Nothing is trimmed by it: a record of a trim would say that the cut was ours."""
+    await filled(writer, archiver)
+    keeps_all = {"storage_mode": StorageMode.TIERED_CLOUD, "target_bytes": 1 << 30}
+    stored = await archiver._claim.current(lambda: pytest.fail("there is one"))
+    await archiver._claim.commit(stored, stored.existing.with_hint(1))
+    for _ in range(2):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(look(writer, 6, **keeps_all))
+    manifest = stored_manifest(store, writer)
+    assert (manifest.allowed_local_start_offset, manifest.trimmed_offset, manifest.start_offset) == (6, 0, 6)
+
+
+async def test_trim_waits_until_the_archive_has_followed_a_user(writer, archiver, broker, clock):
+    """It would move the log's start past the user's; a disk that needs room comes first."""
+    await filled(writer, archiver)
+    lets_go = {"storage_mode": StorageMode.CLOUD, "target_bytes": 0}
+    clock.now_ms += MINUTE_MS
+    await archiver.step(look(writer, 6, **lets_go))
+    assert broker.trims == []
+    archiver.request_space(8)
+    await archiver.step(look(writer, 6, **lets_go))
+    assert broker.trims
+
+
+async def test_look_that_no_round_has_confirmed_lets_go_of_nothing(writer, archiver, store, clock):
+    """An offer steps the archiver on what was seen before; it would be its own second look."""
+    await filled(writer, archiver)
+    archiver.confirm_leadership(until=-1)
+    for _ in range(3):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(look(writer, 6))
+    assert stored_manifest(store, writer).start_offset == 0
+    archiver.confirm_leadership(until=math.inf)
+    for _ in range(2):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(look(writer, 6))
+    assert stored_manifest(store, writer).start_offset == 6

@@ -1,0 +1,260 @@
+"""
+Moving archives to another bucket, prefix or provider: copy, switch, and verify.
+
+Daemons go on uploading while it copies, pass after pass, until little is left. Then each topic is switched:
+its topic manifest says where it went, its partitions are closed in the source one after the other, and
+the target gets the very versions that were closed. A daemon whose configuration names the target goes on
+from there; one that names the source archives nothing of the topic, and says why. Nothing is deleted in
+the source. Every step leaves what the next call goes on from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.errors import ConfigError, ObjectNotFound, PreconditionFailed, TieringError
+from tieringd.formats.object_keys import client_quotas_key, history_link_key
+from tieringd.model.topic_lifecycle import Lifecycle
+from tieringd.services.partition_mover import COPY_WRITER, PartitionCopy
+from tieringd.storage.base import IfAbsent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.services.catalog import Catalog
+    from tieringd.services.history import History
+    from tieringd.services.manifest_store import ManifestStore
+    from tieringd.services.partition_mover import PartitionMover
+    from tieringd.services.verifier import Verifier
+    from tieringd.storage.base import ObjectStore
+
+SWITCH_BELOW_BYTES = 64 << 20
+"""A pass that copied no more is the last before the switch: the next would find as little."""
+PASSES_MAX = 20
+"""Where more than that is written all the time, the switch has as much left to copy, and takes longer."""
+_MOVED = (Lifecycle.LIVE, Lifecycle.KEPT)
+"""What is not on its way out of the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One of the two buckets."""
+
+    store: ObjectStore
+    manifests: ManifestStore
+    catalog: Catalog
+    history: History
+    verifier: Verifier
+    place: str
+    """Where it is, for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How one partition stands in the end, or why it could not be brought there."""
+
+    copy: PartitionCopy
+    is_switched: bool = False
+    fault: str = ""
+
+
+class ArchiveMover:
+    """Copy or move topics from one bucket to another. One task at a time uses it."""
+
+    def __init__(
+        self,
+        source: Site,
+        target: Site,
+        partitions: PartitionMover,
+        *,
+        on_progress: Callable[[str, PartitionCopy], None] = lambda *_: None,
+    ) -> None:
+        """Take the parts; *on_progress* hears what was done to each partition in which pass."""
+        self._source = source
+        self._target = target
+        self._partitions = partitions
+        self._on_progress = on_progress
+        self._totals: dict[TopicIdPartition, PartitionCopy] = {}
+
+    async def half_purged(self, names: Collection[str]) -> list[TopicManifest]:
+        """Return the topics of these names, or all, that were moved to the target and are half purged."""
+        return [
+            one
+            async for one in self._source.catalog.every_topic()
+            if one.lifecycle is Lifecycle.PURGING
+            and one.moved_to == self._target.place
+            and (not names or one.key.topic in names)
+        ]
+
+    async def topics(
+        self, names: Collection[str], *, half_purged: Collection[TopicManifest] = ()
+    ) -> list[TopicManifest]:
+        """
+        Return the topics of these names, or all, and those that they go on from.
+
+        What is deleted, or was moved elsewhere, stays behind; what was deleted and is kept does not. A name
+        that only *half_purged* topics have is no unknown one.
+
+        Raises:
+            ObjectNotFound: There is none of some name.
+            ConfigError: One of them was moved somewhere else before.
+        """
+        found = [one async for one in self._source.catalog.every_topic() if one.lifecycle in _MOVED]
+        by_key = {one.key: one for one in found}
+        unknown = set(names) - {one.key.topic for one in (*found, *half_purged)}
+        if unknown:
+            raise ObjectNotFound(
+                f"the source holds no topic named {', '.join(sorted(unknown))}",
+                hint="`tieringd archive topics` lists what it holds",
+            )
+        wanted = [one for one in found if not names or one.key.topic in names]
+        elsewhere = [one for one in wanted if one.moved_to not in {"", self._target.place}]
+        if names and elsewhere:
+            raise ConfigError(
+                f"topic {elsewhere[0].key.topic} was moved to {elsewhere[0].moved_to}",
+                hint="Move it on from there",
+            )
+        wanted = [one for one in wanted if one not in elsewhere]
+        for topic in wanted:
+            link = await self._source.history.link_of(topic.key)
+            earlier = by_key.get(link.history) if link is not None else None
+            if earlier is not None and earlier not in wanted:
+                wanted.append(earlier)
+        return wanted
+
+    async def copy(self, topics: Sequence[TopicManifest]) -> list[Moved]:
+        """Bring the target up to date once; a partition that cannot be copied is in the report."""
+        return await self._pass("copy", topics)
+
+    async def move(self, topics: Sequence[TopicManifest]) -> list[Moved]:
+        """
+        Copy until little is left, and then switch every topic of which all could be copied.
+
+        Raises:
+            StorageUnavailable: A bucket does not answer; another call goes on.
+        """
+        moved: list[Moved] = []
+        for number in range(1, PASSES_MAX + 1):
+            before = sum(one.copied_bytes for one in self._totals.values())
+            moved = await self._pass(f"pass {number}", topics)
+            if sum(one.copied_bytes for one in self._totals.values()) - before <= SWITCH_BELOW_BYTES:
+                break
+        faulty = {_topic_of(one.copy.partition) for one in moved if one.fault}
+        done = [one for one in moved if _topic_of(one.copy.partition) in faulty]
+        for topic in topics:
+            if (topic.key.cluster, topic.key.topic, topic.key.topic_id) not in faulty:
+                done += await self._switch(topic)
+        return done
+
+    async def verify(self, topics: Sequence[TopicManifest], *, deep: bool = False) -> list[str]:
+        """Compare the target with the source, and its manifests with its objects; return what differs."""
+        faults: list[str] = []
+        for topic in topics:
+            for partition in topic.partitions():
+                ours = (await self._source.manifests.load(partition)).manifest
+                theirs = (await self._target.manifests.load(partition)).manifest
+                if theirs is None:
+                    if ours is not None and ours.segment_count:
+                        faults.append(f"{partition}: the target has no manifest of it")
+                    continue
+                report = await self._target.verifier.verify(theirs, deep=deep)
+                faults += [f"{partition}: {fault}" for fault in report.faults]
+                lacks = await self._partitions.takeover_fault(theirs, ours) if ours is not None else ""
+                if lacks:
+                    faults.append(f"{partition}: {lacks}")
+                if ours is not None and ours.is_closed and theirs.writer_id.startswith(COPY_WRITER):
+                    counts = [(one.segment_count, one.size_bytes) for one in (ours, theirs)]
+                    if counts[0] != counts[1]:
+                        faults.append(
+                            f"{partition}: the source has {counts[0][0]} segments of {counts[0][1]} bytes, "
+                            f"and the target {counts[1][0]} of {counts[1][1]}"
+                        )
+                if ours is not None and theirs.next_offset < ours.next_offset:
+                    faults.append(
+                        f"{partition}: the target ends before offset {theirs.next_offset}, and the source "
+                        f"before {ours.next_offset}"
+                    )
+        return faults
+
+    async def _pass(self, name: str, topics: Sequence[TopicManifest]) -> list[Moved]:
+        moved: list[Moved] = []
+        for topic in topics:
+            await self._copy_topic(topic)
+            for partition in topic.partitions():
+                try:
+                    copy = await self._partitions.copy(partition)
+                except TieringError as error:
+                    moved.append(Moved(self._total(PartitionCopy(partition)), fault=str(error)))
+                    continue
+                self._on_progress(name, copy)
+                moved.append(Moved(self._total(copy)))
+        await self._copy_quotas(topics)
+        return moved
+
+    async def _switch(self, topic: TopicManifest) -> list[Moved]:
+        """Close a topic in the source, partition by partition; from the first on there is no way but on."""
+        place = self._target.place
+        # What is set until now is copied, and from now on nobody sets anything here.
+        closing = await self._source.manifests.change_topic(
+            topic.key, lambda found: replace(found, moved_to=place)
+        )
+        if not topic.moved_to:
+            await self._put_topic(closing)
+        moved: list[Moved] = []
+        for partition in closing.partitions():
+            copy = await self._partitions.switch(partition)
+            self._on_progress("switch", copy)
+            moved.append(Moved(self._total(copy), is_switched=True))
+        return moved
+
+    async def _copy_topic(self, topic: TopicManifest) -> None:
+        """Write what makes the target's bucket tell of a topic; once it is switched, others may change it."""
+        found = await self._source.manifests.load_topic(topic.key)
+        there = await self._target.manifests.load_topic(topic.key)
+        if found is not None and (there is None or not found.moved_to):
+            await self._put_topic(found)
+        await self._copy_document(history_link_key(topic.key))
+
+    async def _put_topic(self, topic: TopicManifest) -> None:
+        await self._target.manifests.change_topic(
+            topic.key,
+            lambda there: replace(
+                topic, moved_to="", partition_count=max(topic.partition_count, there.partition_count)
+            ),
+        )
+
+    async def _copy_quotas(self, topics: Sequence[TopicManifest]) -> None:
+        """Copy what clusters' quotas were before they were lowered: the daemons that raise them need it."""
+        for cluster in sorted({one.key.cluster for one in topics}):
+            await self._copy_document(client_quotas_key(cluster))
+
+    async def _copy_document(self, key: str) -> None:
+        """Copy a small object, if there is one, and none in the target."""
+        try:
+            data, _ = await self._source.store.get(key)
+        except ObjectNotFound:
+            return
+        try:
+            await self._target.store.put(key, data, crc32c=crc32c(data), condition=IfAbsent())
+        except PreconditionFailed:
+            return  # Of an earlier pass, or of a daemon there.
+
+    def _total(self, copy: PartitionCopy) -> PartitionCopy:
+        """Add to what was done to the partition so far, and return the sum."""
+        before = self._totals.get(copy.partition, PartitionCopy(copy.partition))
+        total = replace(
+            copy,
+            copied_objects=before.copied_objects + copy.copied_objects,
+            copied_bytes=before.copied_bytes + copy.copied_bytes,
+        )
+        self._totals[copy.partition] = total
+        return total
+
+
+def _topic_of(partition: TopicIdPartition) -> tuple[str, str, str]:
+    return partition.cluster, partition.topic, partition.topic_id

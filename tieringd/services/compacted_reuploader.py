@@ -1,0 +1,201 @@
+"""
+Putting one partition's compacted segments in the place of their archived originals.
+
+Preparing copies the local files, as an upload does: every batch is checked, data and index are stored, and
+no manifest is touched. Committing is a `ManifestChange` that the partition's archiver makes between two of
+its own commits: one commit names what was copied and retires what it replaces, whose objects go after the
+delay that readers with an older manifest need. So the order is data, index, manifest, and much later the
+deletion. A crash after any of them leaves at most objects that nothing names.
+
+What replaces what is decided in `policies.compacted_reupload`. A file that cannot be read is remembered as
+it is now, for as long as this object lives, and tried again only when it has changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import CorruptDataError, LocalFileError, TieringError
+from tieringd.model.segment import SegmentSlice
+from tieringd.policies.compacted_reupload import plan_reuploads, reuploaded_segment, same_sized_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.metrics import Metrics
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import Leadership
+    from tieringd.policies.compacted_reupload import Reupload, ReuploadPlan, RunIdentity
+    from tieringd.services.claim import Claim
+    from tieringd.services.manifest_store import StoredManifest
+    from tieringd.services.observation import Observation
+    from tieringd.services.remote_log import RemoteLog
+    from tieringd.services.segment_copier import CopiedSegment
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS_MAX = 5
+"""A file may change under the look, or lack a marker that comes later. So often it is no accident."""
+
+
+class CompactedReupload:
+    """Compacted segments whose objects are stored, and which no manifest names yet."""
+
+    def __init__(
+        self,
+        reupload: Reupload,
+        copies: tuple[CopiedSegment, ...],
+        *,
+        metrics: Metrics,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._replaced = reupload.replaced
+        self._segments = tuple(reuploaded_segment(copy.remote, reupload.replaced) for copy in copies)
+        self._crossing = tuple(chain.from_iterable(copy.crossing for copy in copies))
+        self._metrics = metrics.reuploaded
+        self._now_ms = now_ms
+
+    async def commit(self, claim: Claim, stored: StoredManifest) -> StoredManifest:
+        """
+        Name the compacted segments in the place of their originals.
+
+        Where the manifest has changed there meanwhile, this is given up: what was copied may be of
+        another log.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            StorageUnavailable: The claim reads it again; then this may be called again.
+        """
+        manifest, segments = stored.existing, self._segments
+        partition = manifest.partition
+        said = log.bind(
+            topic=partition.topic, partition=partition.partition, base_offset=segments[0].base_offset
+        )
+        found = manifest.segments.overlapping(segments[0].base_offset, segments[-1].next_offset)
+        if found != self._replaced:
+            if found != segments:
+                said.info("segments to be replaced by compacted ones have changed meanwhile")
+            return stored
+        changed = manifest.compacted(segments, now_ms=self._now_ms(), crossing=self._crossing)
+        stored = await claim.commit(stored, changed)
+        bytes_before = sum(one.size_bytes for one in self._replaced)
+        bytes_after = sum(one.size_bytes for one in segments)
+        self._metrics.segments.labels(partition.topic).inc(len(self._replaced))
+        self._metrics.bytes_before.labels(partition.topic).inc(bytes_before)
+        self._metrics.bytes_after.labels(partition.topic).inc(bytes_after)
+        said.info(
+            "archived segments replaced by compacted ones",
+            last_offset=segments[-1].last_offset,
+            segments_before=len(self._replaced),
+            segments=len(segments),
+            bytes_before=bytes_before,
+            bytes_after=bytes_after,
+        )
+        return stored
+
+
+class CompactedReuploader:
+    """
+    Upload compacted segments of one partition once more, under one leader epoch.
+
+    One task at a time uses it. It may be cancelled at any await.
+    """
+
+    def __init__(
+        self, leadership: Leadership, remote_log: RemoteLog, *, metrics: Metrics, now_ms: Callable[[], int]
+    ) -> None:
+        self._leadership = leadership
+        self._remote_log = remote_log
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._log = log.bind(topic=leadership.partition.topic, partition=leadership.partition.partition)
+        self._failed: set[RunIdentity] = set()
+        self._attempts: Counter[RunIdentity] = Counter()
+        self._head: Reupload | None = None
+        """The head of the log whose checksum was compared last, with what the archive had there."""
+        self._differs = False
+
+    def plan(self, manifest: PartitionManifest, seen: Observation) -> ReuploadPlan:
+        """
+        Return what is to be uploaded once more; see `plan_reuploads`.
+
+        Only the broker's own files count. A pin holds a segment as it was before it was compacted.
+        """
+        head = same_sized_head(seen.log, manifest, seen.bounds)
+        plan = plan_reuploads(
+            seen.log,
+            manifest,
+            seen.bounds,
+            is_trimmed=not seen.topic.never_trimmed_because,
+            failed=self._failed,
+            differing={head.identity} if head and self._differs and head == self._head else (),
+        )
+        known = {one.identity for one in seen.log.segments}
+        self._failed = {one for one in self._failed if known.issuperset(one)}
+        for gone in [one for one in self._attempts if not known.issuperset(one)]:
+            del self._attempts[gone]
+        return plan
+
+    async def compare_head(self, manifest: PartitionManifest, seen: Observation) -> None:
+        """
+        Find out whether the segment that is to be trimmed next has the archive's bytes, where sizes agree.
+
+        If it has not, `plan` names it. Each file is read once.
+
+        Raises:
+            LocalFileError: It cannot be read, or is not the one that was scanned.
+        """
+        head = same_sized_head(seen.log, manifest, seen.bounds)
+        if head is None or seen.topic.never_trimmed_because or seen.log.is_reframed:
+            return
+        if head != self._head:
+            sizes = [one.size_bytes for one in head.replaced]
+            found = await self._remote_log.local_checksums(head.segments[0], sizes)
+            self._head, self._differs = head, found != tuple(one.crc32c for one in head.replaced)
+
+    async def prepare(self, seen: Observation, reupload: Reupload) -> CompactedReupload | None:
+        """
+        Store the objects of *reupload*; None when its files cannot be read, or are not smaller after all.
+
+        Raises:
+            RetryableError: The store or the file is in the way; another attempt may do it.
+            StorageError: An operator must act.
+        """
+        copies: list[CopiedSegment] = []
+        # Where files are kept in another form, only reading them tells their size in this one.
+        room = reupload.archived_bytes if seen.log.is_reframed else None
+        try:
+            for segment in reupload.segments:
+                copy = await self._remote_log.copy_segment(
+                    self._leadership, seen.log, SegmentSlice.whole(segment), bytes_below=room
+                )
+                if copy is None:
+                    self._failed.add(reupload.identity)
+                    return None
+                room = None if room is None else room - copy.remote.size_bytes
+                copies.append(copy)
+        except LocalFileError as error:
+            self._attempts[reupload.identity] += 1
+            if self._attempts[reupload.identity] < ATTEMPTS_MAX:
+                raise
+            self._give_up(reupload, error)
+            return None
+        except CorruptDataError as error:
+            self._give_up(reupload, error)
+            return None
+        return CompactedReupload(reupload, tuple(copies), metrics=self._metrics, now_ms=self._now_ms)
+
+    def _give_up(self, reupload: Reupload, error: TieringError) -> None:
+        self._failed.add(reupload.identity)
+        self._metrics.reuploaded.failures.labels(self._leadership.partition.topic, type(error).__name__).inc()
+        self._log.error(
+            "compacted segments cannot be archived; the archive keeps them as they were",
+            base_offset=reupload.base_offset,
+            next_offset=reupload.next_offset,
+            paths=[one.path for one in reupload.segments],
+            error=str(error),
+        )

@@ -1,0 +1,172 @@
+"""
+The housekeeping service: gives turns to the kinds of work that can wait, while the object store is idle.
+
+When there is a turn, and whose it is, is decided in `policies.housekeeping`. Turns come one at a time.
+What a job asks of the store is marked, so that it is no traffic. A turn that was begun is finished
+when traffic returns: it is short, and what it has done would be done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import TieringError
+from tieringd.policies.housekeeping import (
+    HousekeepingState,
+    JobStanding,
+    TurnPlan,
+    pause_after_failures,
+    plan_turn,
+)
+from tieringd.storage.background import background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tieringd.metrics.archive_work import HousekeepingMetrics
+    from tieringd.policies.housekeeping import HousekeepingLimits
+    from tieringd.services.housekeeping_job import HousekeepingJob, JobTurn
+    from tieringd.services.traffic_watch import TrafficWatch
+
+log = structlog.get_logger(__name__)
+
+_BREATH_SECONDS = 0.01
+"""Between two turns: one that has nothing to do may not give way to anybody."""
+TURN_REQUESTS_MAX = 200
+"""A turn makes about so many requests: traffic that returns waits for no more than that."""
+
+
+@dataclass(slots=True)
+class _Job:
+    """A job and how it stands."""
+
+    job: HousekeepingJob
+    served_at: float
+    covered_at: float
+    is_done: bool = False
+    failures: int = 0
+    """One after the other."""
+    not_before: float = 0.0
+
+    @property
+    def standing(self) -> JobStanding:
+        # A failure does not hold up the end of the round, nor does it wait for that.
+        is_done = self.is_done and not self.failures
+        return JobStanding(self.job.name, is_done, self.served_at, self.covered_at, self.not_before)
+
+
+class Housekeeping:
+    """
+    Run housekeeping jobs. One for a daemon; `run` lives as long as that.
+
+    It may be cancelled at any await, as the turns may be.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[HousekeepingJob],
+        *,
+        traffic: TrafficWatch,
+        limits: HousekeepingLimits,
+        metrics: HousekeepingMetrics,
+        now: Callable[[], float],
+    ) -> None:
+        """Take the jobs, whose names differ; *now* is a clock that never goes back."""
+        self._traffic = traffic
+        self._limits = limits
+        self._metrics = metrics
+        self._now = now
+        began = now()
+        self._jobs = {job.name: _Job(job, served_at=began, covered_at=began) for job in jobs}
+        assert len(self._jobs) == len(jobs), "each kind of work has a name of its own"
+        self._round_at = began
+        self._state = HousekeepingState.IDLE
+        self._changed = asyncio.Event()
+        metrics.show_state(self._state)
+        for name in self._jobs:
+            # From the start on, so that one which never succeeds is seen as well.
+            metrics.covered_at.labels(name).set_to_current_time()
+
+    def set_limits(self, limits: HousekeepingLimits) -> None:
+        """Work by *limits* from now on."""
+        if limits != self._limits:
+            self._limits = limits
+            self._traffic.set_window(limits.window_seconds)
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Give turns until cancelled."""
+        while True:
+            self._changed.clear()
+            wait_seconds = await self.step()
+            try:
+                async with asyncio.timeout(max(wait_seconds, _BREATH_SECONDS)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def step(self) -> float:
+        """Give one turn, if it is the time for one; return for how many seconds there is none after it."""
+        plan = plan_turn(
+            [each.standing for each in self._jobs.values()],
+            self._traffic.traffic,
+            self._limits,
+            round_at=self._round_at,
+            now=self._now(),
+        )
+        self._show(plan)
+        if plan.job is not None:
+            await self._turn(self._jobs[plan.job], is_forced=plan.is_forced)
+            if all(each.is_done for each in self._jobs.values()):
+                self._end_round()
+        return plan.wait_seconds
+
+    async def _turn(self, each: _Job, *, is_forced: bool) -> None:
+        name = each.job.name
+        each.served_at = self._now()
+        self._metrics.turns.labels(name, "forced" if is_forced else "idle").inc()
+        try:
+            with background():
+                turn = await each.job.turn(requests_max=TURN_REQUESTS_MAX)
+        except TieringError as error:
+            self._note_failure(each, error)
+            log.warning("housekeeping failed; it comes again later", job=name, error=str(error))
+        except Exception as error:
+            # The boundary between tasks: a fault of ours in one kind of work must not end the archiving.
+            self._note_failure(each, error)
+            log.exception("housekeeping failed; it comes again later", job=name)
+        else:
+            self._note_turn(each, turn)
+
+    def _note_turn(self, each: _Job, turn: JobTurn) -> None:
+        each.failures = 0
+        each.is_done = not turn.has_more
+        self._metrics.requests.labels(each.job.name).inc(turn.requests)
+        if turn.has_covered_all or not turn.has_more:
+            each.covered_at = self._now()
+            self._metrics.covered_at.labels(each.job.name).set_to_current_time()
+
+    def _note_failure(self, each: _Job, error: Exception) -> None:
+        each.failures += 1
+        each.is_done = True
+        each.not_before = self._now() + pause_after_failures(each.failures, self._limits)
+        self._metrics.failures.labels(each.job.name, type(error).__name__).inc()
+
+    def _end_round(self) -> None:
+        self._metrics.rounds.inc()
+        self._round_at = self._now() + self._limits.window_seconds
+        for each in self._jobs.values():
+            each.is_done = False
+
+    def _show(self, plan: TurnPlan) -> None:
+        if plan.state is self._state:
+            return
+        if plan.state is HousekeepingState.PAUSED:
+            self._metrics.pauses.inc()
+        log.debug("housekeeping", state=plan.state.value, reason=plan.reason)
+        self._state = plan.state
+        self._metrics.show_state(plan.state)

@@ -1,0 +1,143 @@
+"""
+One object of several in the bucket: by the store's own joining where it has one, else through a file.
+
+Nothing names the object before it was looked at: its size and checksum are those of its parts put
+together. Where the store cannot tell the checksum of what it joined, the object is read once.
+
+Memory is bounded by one piece. Where the bytes have to come here, they wait in a file without a name, in
+a directory of ours and not in the broker's: a killed process leaves nothing of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import IO, TYPE_CHECKING
+
+from crc32c import crc32c as crc32c_of
+
+from tieringd.errors import ChecksumRejected, LocalFileError
+from tieringd.services.blocking import in_thread, in_thread_or
+from tieringd.storage.base import FileSlice, JoiningStore
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tieringd.storage.base import JoinSource, ObjectStore
+
+PIECE_BYTES = 8 << 20
+"""What is read at once where bytes have to come here."""
+
+
+class ObjectJoiner:
+    """
+    Join objects of one bucket.
+
+    Cancelling a join is safe, and so is repeating it: the object is stored whole or not at all.
+    """
+
+    def __init__(self, store: ObjectStore, *, work_directory: Path) -> None:
+        self._store = store
+        self._directory = work_directory
+
+    async def join(self, key: str, sources: Sequence[JoinSource], *, crc32c: int) -> int:
+        """
+        Store *sources*, one after the other, as the object *key*; return the bytes that came here.
+
+        Raises:
+            ObjectNotFound: A source is gone.
+            ChecksumRejected: The bytes are not those that were announced.
+            LocalFileError: The work directory does not take the bytes.
+        """
+        filled = [source for source in sources if source.size_bytes]
+        if not filled:
+            await self._store.put(key, b"", crc32c=crc32c)
+            return 0
+        size_bytes = sum(source.size_bytes for source in filled)
+        joined = None
+        if isinstance(self._store, JoiningStore):
+            joined = await self._store.join(key, filled, crc32c=crc32c)
+        if joined is None:
+            host_bytes = await self._stream(key, filled, crc32c=crc32c)
+            is_proven = True
+        else:
+            host_bytes, is_proven = joined.host_bytes, joined.is_proven
+        if not is_proven:
+            host_bytes += await self._read_back(key, size_bytes, crc32c)
+        await self._require(key, size_bytes, crc32c)
+        return host_bytes
+
+    async def _stream(self, key: str, sources: Sequence[JoinSource], *, crc32c: int) -> int:
+        """Read the sources into a file, and put that."""
+        try:
+            file = await in_thread_or(_close, self._opened)
+        except OSError as error:
+            raise self._refused(error) from error
+        try:
+            checksum = size_bytes = 0
+            for source in sources:
+                begin = size_bytes
+                while size_bytes < begin + source.size_bytes:
+                    piece = await self._piece(source, size_bytes - begin)
+                    checksum = await in_thread(_append, file, piece, checksum)
+                    size_bytes += len(piece)
+            if checksum != crc32c:
+                raise ChecksumRejected(
+                    f"join {key}: the sources have another checksum than announced", key=key
+                )
+            await in_thread(file.flush)
+            await self._store.put(key, FileSlice(file.fileno(), 0, size_bytes), crc32c=crc32c)
+        except OSError as error:
+            raise self._refused(error) from error
+        finally:
+            await in_thread(file.close)
+        return size_bytes
+
+    def _opened(self) -> IO[bytes]:
+        return tempfile.TemporaryFile(dir=self._directory)
+
+    async def _piece(self, source: JoinSource, position: int) -> bytes:
+        left = source.size_bytes - position
+        piece = await self._store.get_range(source.key, position=position, size_bytes=min(PIECE_BYTES, left))
+        if not piece:
+            raise ChecksumRejected(f"{source.key} ends after {position} bytes", key=source.key)
+        return piece
+
+    def _refused(self, error: OSError) -> LocalFileError:
+        return LocalFileError(
+            f"segments cannot be merged by way of {self._directory}: {error.strerror or error}",
+            path=str(self._directory),
+            hint="Make room there, or set state_directory to a disk that has some",
+        )
+
+    async def _read_back(self, key: str, size_bytes: int, crc32c: int) -> int:
+        """Read what the store joined, and compare."""
+        checksum = position = 0
+        while piece := await self._store.get_range(key, position=position, size_bytes=PIECE_BYTES):
+            checksum = await in_thread(crc32c_of, piece, checksum)
+            position += len(piece)
+        if (position, checksum) != (size_bytes, crc32c):
+            raise ChecksumRejected(f"{key} was joined, and holds other bytes than its sources", key=key)
+        return position
+
+    async def _require(self, key: str, size_bytes: int, crc32c: int) -> None:
+        """
+        Ask the store once more what it holds now.
+
+        What is wrong stays there: nothing names it, and to delete is not for who is wrong about a name.
+        """
+        info = await self._store.head(key)
+        if info.size_bytes != size_bytes or info.crc32c not in {None, crc32c}:
+            raise ChecksumRejected(
+                f"{key} was joined, and has {info.size_bytes} bytes, not {size_bytes}, or another checksum",
+                key=key,
+            )
+
+
+def _append(file: IO[bytes], piece: bytes, checksum: int) -> int:
+    file.write(piece)
+    return crc32c_of(piece, checksum)
+
+
+def _close(file: IO[bytes]) -> None:
+    file.close()

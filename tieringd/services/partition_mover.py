@@ -1,0 +1,258 @@
+"""
+One partition's archive into another bucket: its objects, and then a manifest that names them there.
+
+The order is data and index objects, the spillover manifest that names them, and the live manifest last, by
+compare-and-swap. So whatever the target's manifests name is there, at any moment, and a copy that is begun
+again goes on from what they name. What is retired in the source is not copied: readers of the target
+have never seen it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tieringd.errors import ConfigError, ObjectNotFound, StorageUnavailable, TieringError
+from tieringd.formats.object_keys import data_key, index_key, spillover_key
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import NO_CRC
+from tieringd.policies.archive_takeover import fault_of_takeover
+from tieringd.services.closing import closed
+from tieringd.services.object_copier import CopySource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.model.segment_table import SegmentTable
+    from tieringd.services.manifest_store import ManifestStore, StoredManifest
+    from tieringd.services.object_copier import ObjectCopier
+    from tieringd.storage.base import ObjectStore
+
+COPY_WRITER = "copy-"
+"""The writer ids of those who copy begin so: a daemon's never does. What they wrote may be written over."""
+_SEGMENTS_AT_ONCE = 64
+_TRIES = 8
+"""So often may retention delete in the source what is being copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCopy:
+    """What one pass over a partition did, and what the target names afterwards."""
+
+    partition: TopicIdPartition
+    segments: int = 0
+    size_bytes: int = 0
+    next_offset: int = 0
+    copied_objects: int = 0
+    copied_bytes: int = 0
+    has_gone_on: bool = False
+    """A daemon archives into the target already: nothing was written there."""
+
+
+class PartitionMover:
+    """Copy partitions from one bucket into another, and close them in the first."""
+
+    def __init__(
+        self,
+        source: ManifestStore,
+        target: ManifestStore,
+        *,
+        source_store: ObjectStore,
+        copier: ObjectCopier,
+    ) -> None:
+        """Take the parts; both manifest stores write under a writer id that begins with `COPY_WRITER`."""
+        self._source = source
+        self._target = target
+        self._source_store = source_store
+        self._copier = copier
+
+    async def copy(self, partition: TopicIdPartition) -> PartitionCopy:
+        """
+        Bring the target up to what the source's manifest names now.
+
+        Raises:
+            ConfigError: A daemon archives the partition into the target, and another one into the source; or
+                one did so before all was copied, and offsets are missing there.
+            TieringError: Another call goes on from here.
+        """
+        for tries in range(_TRIES):
+            stored = await self._source.load(partition)
+            if stored.manifest is None or _is_placeholder(stored.manifest):
+                return PartitionCopy(partition)
+            try:
+                return await self._copy(stored.manifest)
+            except ObjectNotFound:
+                # Retention and merging go on in the source, until it is closed.
+                found = await self._source.refreshed(partition, stored)
+                if found.version == stored.version or tries == _TRIES - 1:
+                    raise
+        raise StorageUnavailable(f"{partition} changes faster in the source than it can be copied")
+
+    async def switch(self, partition: TopicIdPartition) -> PartitionCopy:
+        """
+        Close the partition in the source, and bring the target to the very version that was closed.
+
+        From then on no archiver commits to the source. What one has uploaded there and not committed is still
+        in the broker's log, and is uploaded to the target.
+
+        Raises:
+            ConfigError: A daemon archives the partition into the target, and another one into the source.
+            TieringError: Another call goes on from here.
+        """
+        found = await self._source.load(partition)
+        if found.manifest is not None and not found.manifest.is_closed:
+            self._require_ours(await self._target.load(partition))
+        placeholder = PartitionManifest.begin(partition, start_offset=0)
+        await closed(self._source, partition, begin=placeholder)
+        return await self.copy(partition)
+
+    async def takeover_fault(self, there: PartitionManifest, source: PartitionManifest) -> str:
+        """
+        Return what the target lacks of the source where a daemon has written it; empty when nothing.
+
+        Raises:
+            ObjectNotFound: A spilled part has gone: look at the manifests again.
+            CorruptDataError: A spilled part is damaged.
+        """
+        if there.writer_id.startswith(COPY_WRITER) or _is_placeholder(source):
+            return ""
+        return fault_of_takeover(
+            await self._target.spillovers.with_history(there),
+            await self._source.spillovers.with_history(source),
+        )
+
+    def _require_ours(self, there: StoredManifest) -> None:
+        if there.manifest is not None and not there.manifest.writer_id.startswith(COPY_WRITER):
+            raise ConfigError(
+                f"the target has an archive of {there.manifest.partition} that a daemon has written",
+                hint="Stop that daemon, or choose another bucket or prefix: nothing is written over",
+            )
+
+    async def _copy(self, manifest: PartitionManifest) -> PartitionCopy:
+        there = await self._target.load(manifest.partition)
+        if manifest.is_closed and there.manifest is not None and _has_gone_on(there.manifest, manifest):
+            fault = await self.takeover_fault(there.manifest, manifest)
+            if fault:
+                raise ConfigError(
+                    f"{manifest.partition}: {fault}",
+                    hint="A daemon archived into the target before the move was over. Keep the source: "
+                    "nothing is copied into an archive that another writes",
+                )
+            return _report(there.manifest, has_gone_on=True)
+        self._require_ours(there)
+        known = there.manifest.segments if there.manifest is not None else None
+        objects, size_bytes, begin_offset = await self._copy_spilled(manifest)
+        more = await self._copy_segments(manifest.partition, manifest.segments, known)
+        objects, size_bytes = objects + more[0], size_bytes + more[1]
+        wanted = _for_target(manifest, begin_offset)
+        if there.manifest is None or not _is_same(there.manifest, wanted):
+            epoch = manifest.epochs[-1][0] if manifest.epochs else -1
+            if not manifest.is_closed:
+                epoch = max(epoch, manifest.leader_epoch)
+            if there.manifest is not None:
+                epoch = max(epoch, there.manifest.leader_epoch)
+            await self._target.commit(there, wanted, leader_epoch=epoch)
+        return replace(_report(wanted), copied_objects=objects, copied_bytes=size_bytes)
+
+    async def _copy_spilled(self, manifest: PartitionManifest) -> tuple[int, int, int]:
+        """Copy what is spilled and still held; return the objects, their bytes, and where it begins."""
+        partition, objects, size_bytes = manifest.partition, 0, 0
+        if manifest.spillover is None or manifest.start_offset >= manifest.live_offset:
+            return 0, 0, manifest.live_offset
+        spillovers = self._source.spillovers
+        names = await spillovers.names(manifest, from_offset=manifest.start_offset)
+        for name in names:
+            key = spillover_key(partition, name)
+            info = await self._source_store.head(key)
+            document = CopySource(key, info.size_bytes, name.crc32c)
+            if await self._copier.has(document):
+                continue  # It is stored after all that it names.
+            part = await spillovers.load(partition, name)
+            held = (one for one in part.segments if one.next_offset > manifest.start_offset)
+            copied = await self._copy_segments(partition, held, None)
+            written = await self._copier.copy(document)
+            objects, size_bytes = objects + copied[0] + (written > 0), size_bytes + copied[1] + written
+        return objects, size_bytes, max(names[0].base_offset, manifest.spillover.begin_offset)
+
+    async def _copy_segments(
+        self, partition: TopicIdPartition, segments: Iterable[RemoteSegment], known: SegmentTable | None
+    ) -> tuple[int, int]:
+        """Copy segments that *known*, the target's, has not; return the objects and their bytes."""
+        objects = size_bytes = 0
+        batch: list[RemoteSegment] = []
+        for segment in segments:
+            there = known.overlapping(segment.base_offset, segment.next_offset) if known is not None else ()
+            if there == (segment,):
+                continue
+            batch.append(segment)
+            if len(batch) == _SEGMENTS_AT_ONCE:
+                copied = await self._copy_batch(partition, batch)
+                objects, size_bytes, batch = objects + copied[0], size_bytes + copied[1], []
+        copied = await self._copy_batch(partition, batch)
+        return objects + copied[0], size_bytes + copied[1]
+
+    async def _copy_batch(
+        self, partition: TopicIdPartition, segments: Iterable[RemoteSegment]
+    ) -> tuple[int, int]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._copy_segment(partition, one)) for one in segments]
+        outcomes = [task.result() for task in tasks]
+        for outcome in outcomes:
+            if isinstance(outcome, TieringError):
+                raise outcome
+        written = [size for outcome in outcomes if not isinstance(outcome, TieringError) for size in outcome]
+        return sum(size > 0 for size in written), sum(written)
+
+    async def _copy_segment(
+        self, partition: TopicIdPartition, segment: RemoteSegment
+    ) -> tuple[int, int] | TieringError:
+        """Copy data, then index; a failure is a result, so that the others can end."""
+        index_crc32c = None if segment.index_crc32c == NO_CRC else segment.index_crc32c
+        data = CopySource(data_key(partition, segment), segment.size_bytes, segment.crc32c)
+        index = CopySource(index_key(partition, segment), segment.index_size_bytes, index_crc32c)
+        try:
+            return await self._copier.copy(data), await self._copier.copy(index)
+        except TieringError as error:
+            return error
+
+
+def _is_placeholder(manifest: PartitionManifest) -> bool:
+    """Say whether a manifest was only written to be closed: of the partition nothing was archived."""
+    return not manifest.segment_count and manifest.next_offset == 0 and manifest.began_at_ms == 0
+
+
+def _has_gone_on(there: PartitionManifest, source: PartitionManifest) -> bool:
+    """Say whether a daemon has taken the archive over in the target."""
+    return not there.writer_id.startswith(COPY_WRITER) and there.next_offset >= source.next_offset
+
+
+def _for_target(manifest: PartitionManifest, begin_offset: int) -> PartitionManifest:
+    """Return what the target's manifest says: without what only the source still has to delete."""
+    spillover = manifest.spillover
+    if spillover is not None:
+        spillover = replace(spillover, begin_offset=begin_offset, retired=()) if spillover.segments else None
+    return replace(manifest, retired=(), spillover=spillover)
+
+
+def _is_same(there: PartitionManifest, wanted: PartitionManifest) -> bool:
+    """Say whether the target's manifest tells the same, whoever committed it and when."""
+    return there == replace(
+        wanted,
+        leader_epoch=there.leader_epoch,
+        writer_id=there.writer_id,
+        commit_number=there.commit_number,
+        committed_at_ms=there.committed_at_ms,
+    )
+
+
+def _report(manifest: PartitionManifest, *, has_gone_on: bool = False) -> PartitionCopy:
+    return PartitionCopy(
+        manifest.partition,
+        segments=manifest.segment_count,
+        size_bytes=manifest.size_bytes,
+        next_offset=manifest.next_offset,
+        has_gone_on=has_gone_on,
+    )

@@ -1,0 +1,108 @@
+"""
+Passes over partitions, in which each has its share: how a kind of housekeeping goes over all of them.
+
+A pass goes on where the last turn ended, in the order of the partitions. What a share is, and what is
+remembered of a partition, is the job's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from tieringd.services.housekeeping_job import JobTurn
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping
+
+    from tieringd.model.partition import Leadership
+
+P = TypeVar("P")
+
+
+PASSES_TO_SKIP_MAX: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What was done for one partition."""
+
+    requests: int = 0
+    """Store requests, about."""
+    has_more: bool = False
+    """Whether its next share would find something to do at once."""
+    has_failed: bool = False
+    """Whether the partition could not go on, and the others can: it is passed over for a while."""
+
+
+@dataclass(slots=True)
+class _Failing:
+    """A partition whose last shares failed."""
+
+    failures: int = 0
+    """One after the other."""
+    passes_to_skip: int = 0
+
+
+class PartitionPasses(Generic[P]):
+    """Give each of *partitions*, as they are then, its *share*; *on_pass* is told who is in a new pass."""
+
+    def __init__(
+        self,
+        partitions: Callable[[], Mapping[Leadership, P]],
+        *,
+        share: Callable[[P], Awaitable[Share]],
+        on_pass: Callable[[Collection[Leadership]], None],
+    ) -> None:
+        self._partitions = partitions
+        self._share = share
+        self._on_pass = on_pass
+        self._left: list[Leadership] = []
+        """Who has not had its share in this pass, the next one last."""
+        self._found_more = False
+        self._failing: dict[Leadership, _Failing] = {}
+
+    async def turn(self, *, requests_max: int) -> JobTurn:
+        """
+        Go on with the pass, until about *requests_max* requests are spent.
+
+        Raises:
+            TieringError: One partition's share failed. The next turn goes on with the others.
+        """
+        partitions = self._partitions()
+        if not self._left:
+            self._left = sorted(partitions, key=lambda one: one.partition, reverse=True)
+            self._found_more = False
+            self._on_pass(partitions.keys())
+            self._failing = {one: failing for one, failing in self._failing.items() if one in partitions}
+        requests = 0
+        while self._left and requests < requests_max:
+            leadership = self._left.pop()
+            one = partitions.get(leadership)
+            if one is not None and not self._is_passed_over(leadership):
+                share = await self._share(one)
+                self._note(leadership, share)
+                requests += share.requests
+                self._found_more |= share.has_more
+                await asyncio.sleep(0)  # Plans take no requests, and there may be ten thousand of them.
+        has_covered_all = not self._left
+        return JobTurn(
+            requests, has_more=self._found_more or not has_covered_all, has_covered_all=has_covered_all
+        )
+
+    def _is_passed_over(self, leadership: Leadership) -> bool:
+        failing = self._failing.get(leadership)
+        if failing is None or not failing.passes_to_skip:
+            return False
+        failing.passes_to_skip -= 1
+        return True
+
+    def _note(self, leadership: Leadership, share: Share) -> None:
+        if not share.has_failed:
+            if share.requests:
+                self._failing.pop(leadership, None)
+            return
+        failing = self._failing.setdefault(leadership, _Failing())
+        failing.failures += 1
+        failing.passes_to_skip = min(2**failing.failures, PASSES_TO_SKIP_MAX)

@@ -1,0 +1,200 @@
+"""
+The search for orphans: the whole bucket listed, page by page, against what manifests name.
+
+Objects of one partition lie all over the bucket, by the hash in their names. So all names are taken first,
+as eight bytes each, and then the listing goes by. An object that is not among them is a suspect, and is
+judged by manifests that are read after it was listed: what was committed meanwhile is no orphan. Two names
+with the same hash keep an orphan where it is, and nothing worse.
+
+A search may be cut after any page. Nothing is moved here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import xxhash
+
+from tieringd.formats.object_keys import (
+    TopicKey,
+    data_key,
+    manifest_key,
+    owner_of,
+    spillover_key,
+    topic_manifest_key,
+)
+from tieringd.policies.scrub import FaultKind, Finding
+from tieringd.policies.scrub_orphans import INDEX_SUFFIX, Keep, StoredObject, TopicState, plan_orphans
+from tieringd.services.blocking import in_thread
+from tieringd.services.scrub.owners import Owners
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.scrub_orphans import Orphan, Owner
+    from tieringd.services.manifest_store import ManifestStore
+    from tieringd.storage.base import ObjectStore
+
+
+@dataclass(slots=True)
+class OrphanPage:
+    """What one page of the listing held."""
+
+    orphans: list[Orphan] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    uncertain: dict[TopicIdPartition, str] = field(default_factory=dict)
+    """Partitions of which nothing can be judged, and why."""
+    partitions: list[TopicIdPartition] = field(default_factory=list)
+    """Those whose live manifest is on this page."""
+    objects: int = 0
+    requests: int = 0
+    next_start_after: str | None = None
+    """Where the next page begins; None after the last."""
+
+
+class NamedObjects:
+    """The names of objects that manifests held when they were taken, as hashes."""
+
+    def __init__(self) -> None:
+        self._hashes = array("Q")
+        self.partitions: set[TopicIdPartition] = set()
+        """Those of which all names are known."""
+
+    def add(self, owner: Owner) -> None:
+        """Take all that an owner's manifests name."""
+        if owner.manifest is not None and not owner.uncertain:
+            self.partitions.add(owner.partition)
+        self._hashes.extend(_hash(key) for key in _names(owner))
+
+    def seal(self) -> None:
+        """Make it ready to be asked."""
+        self._hashes = array("Q", sorted(self._hashes))
+
+    def __contains__(self, key: str) -> bool:
+        wanted = _hash(key.removesuffix(INDEX_SUFFIX))
+        row = bisect_left(self._hashes, wanted)
+        return row < len(self._hashes) and self._hashes[row] == wanted
+
+
+class OrphanSearch:
+    """Search one bucket. It may go on after any page, with the names that were taken before the first."""
+
+    def __init__(
+        self, store: ObjectStore, manifests: ManifestStore, *, grace_ms: int, now_ms: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._owners = Owners(store, manifests)
+        self._now_ms = now_ms
+        self.grace_ms = grace_ms
+        """An object that is younger, by the store's clock, is no orphan."""
+
+    async def names(self, partitions: Iterable[TopicIdPartition]) -> NamedObjects:
+        """
+        Return what the manifests of *partitions* name now.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
+        named = NamedObjects()
+        for partition in partitions:
+            await in_thread(named.add, await self._owners.owner(partition))
+        await in_thread(named.seal)
+        return named
+
+    async def page(
+        self,
+        named: NamedObjects,
+        *,
+        start_after: str | None,
+        is_ours: Callable[[TopicIdPartition], bool] = lambda _: True,
+    ) -> OrphanPage:
+        """
+        List the next page, and judge what is not *named* of the partitions that are ours.
+
+        Raises:
+            StorageUnavailable: The store does not answer; the page counts as not listed.
+        """
+        listed = await self._store.list_page("", start_after=start_after)
+        page = OrphanPage(objects=len(listed.objects), requests=1, next_start_after=listed.next_start_after)
+        suspects: defaultdict[TopicIdPartition, list[StoredObject]] = defaultdict(list)
+        for info in listed.objects:
+            partition = owner_of(info.key)
+            if partition is None or not is_ours(partition):
+                continue
+            if info.key == manifest_key(partition):
+                page.partitions.append(partition)
+            # What is young is committed meanwhile, mostly: no manifest is read for it.
+            is_young = info.modified_ms + self.grace_ms > self._now_ms()
+            if info.key not in named and not (is_young and partition in named.partitions):
+                suspects[partition].append(StoredObject(info.key, info.size_bytes, info.modified_ms))
+        for partition, objects in suspects.items():
+            await self._judge(page, partition, objects)
+        return page
+
+    async def still_orphans(
+        self, partition: TopicIdPartition, objects: Iterable[StoredObject]
+    ) -> dict[str, Orphan]:
+        """
+        Judge *objects* of one partition once more, by manifests read now; return the orphans by their keys.
+
+        Raises:
+            StorageUnavailable: The store does not answer; none may be touched.
+        """
+        owner = await self._owners.owner(partition)
+        plan = plan_orphans(owner, objects, grace_ms=self.grace_ms, now_ms=self._now_ms())
+        return {one.stored.key: one for one in plan.orphans}
+
+    async def _judge(
+        self, page: OrphanPage, partition: TopicIdPartition, objects: list[StoredObject]
+    ) -> None:
+        owner = await self._owners.owner(partition)
+        page.requests += 2 + 2 * len(owner.part_names)
+        plan = plan_orphans(owner, objects, grace_ms=self.grace_ms, now_ms=self._now_ms())
+        page.orphans += plan.orphans
+        reasons = {reason for _, reason in plan.kept}
+        if Keep.UNCERTAIN in reasons:
+            page.uncertain[partition] = owner.uncertain
+        if Keep.NO_MANIFEST in reasons:
+            page.findings.append(
+                Finding(
+                    FaultKind.MANIFEST_MISSING,
+                    manifest_key(partition),
+                    "the manifest is missing, and the bucket has objects of the partition",
+                    partition,
+                )
+            )
+        if owner.topic is TopicState.UNKNOWN and owner.manifest is not None:
+            key = topic_manifest_key(TopicKey(partition.cluster, partition.topic, partition.topic_id))
+            page.findings.append(
+                Finding(
+                    FaultKind.TOPIC_MANIFEST_MISSING,
+                    key,
+                    "the topic manifest is missing, and the bucket has manifests of its partitions",
+                )
+            )
+
+
+def _names(owner: Owner) -> Iterator[str]:
+    """Yield the keys that an owner's manifests name; an index goes by its data object's."""
+    manifest = owner.manifest
+    if manifest is None or owner.uncertain:
+        return
+    yield manifest_key(owner.partition)
+    for name in owner.part_names:
+        yield spillover_key(owner.partition, name)
+    for table in (
+        manifest.segments,
+        *(one.segments for one in manifest.retired),
+        *(part.segments for part in owner.parts),
+    ):
+        for segment in table:
+            yield data_key(owner.partition, segment)
+
+
+def _hash(key: str) -> int:
+    return xxhash.xxh64_intdigest(key.encode())

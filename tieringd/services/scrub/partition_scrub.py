@@ -1,0 +1,262 @@
+"""
+Scrubbing one partition: its manifests and every object that they name, newest first.
+
+Uploads, merges, retention and spills go on meanwhile. So nothing is a fault before it was seen twice,
+and before a manifest that was read after that still names the object: names are compared, not offsets,
+since a merge or a compacted re-upload stores the same offsets under another name. A name that has left
+the manifest does not come back.
+
+A scrub may be cut anywhere by a number of requests, and goes on from its cursor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.object_keys import data_key, manifest_key
+from tieringd.policies.scrub import FaultKind, Finding, manifest_findings, spillover_tally_finding
+from tieringd.services.scrub.segment_look import SegmentLooker
+from tieringd.services.scrub.spilled_chain import SpilledChain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment_table import SegmentTable
+    from tieringd.model.spillover import SpilloverName
+    from tieringd.services.manifest_store import ManifestStore
+    from tieringd.services.scrub.spilled_chain import ChainLink
+    from tieringd.storage.base import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubCursor:
+    """Where a scrub goes on, backwards."""
+
+    before_offset: int
+    """What begins here or later has been looked at."""
+    part: SpilloverName | None = None
+    """The spilled part that it is in; None while it is in the live manifest."""
+
+
+@dataclass(slots=True)
+class ScrubStretch:
+    """What was looked at in one go."""
+
+    partition: TopicIdPartition
+    findings: tuple[Finding, ...] = ()
+    """Those that hold."""
+    segments: int = 0
+    objects: int = 0
+    looked_bytes: int = 0
+    """Of the data objects that were looked at."""
+    records: int = 0
+    """After a deep look."""
+    requests: int = 0
+    cursor: ScrubCursor | None = None
+    """Where to go on; None where the partition is done."""
+
+
+class PartitionScrubber:
+    """Scrub partitions of one bucket. Reads only, and keeps no state."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: ManifestStore,
+        *,
+        on_segment: Callable[[ScrubStretch], None] = lambda _: None,
+    ) -> None:
+        """Take the parts; *on_segment* hears of the stretch after each segment, to show how it gets on."""
+        self._manifests = manifests
+        self._looker = SegmentLooker(store)
+        self._chain = SpilledChain(store)
+        self._on_segment = on_segment
+
+    async def scrub(
+        self,
+        partition: TopicIdPartition,
+        *,
+        deep: bool,
+        requests_max: int | None = None,
+        cursor: ScrubCursor | None = None,
+    ) -> ScrubStretch:
+        """
+        Look at the partition from *cursor* on, for about *requests_max* requests; at one segment at least.
+
+        Raises:
+            StorageUnavailable: The store does not answer; nothing is known.
+        """
+        walk = _Walk(ScrubStretch(partition), deep=deep, requests_max=requests_max)
+        manifest = await self._load(walk)
+        if manifest is None:
+            walk.stretch.findings = tuple(walk.suspects)
+            return walk.stretch
+        rules = manifest_findings(manifest) if cursor is None else ()
+        before_offset = manifest.next_offset if cursor is None else cursor.before_offset
+        cut = await self._rows(walk, manifest.segments, before_offset)
+        if cut is None:
+            walk.stretch.cursor = await self._spilled(walk, manifest, cursor)
+        else:
+            walk.stretch.cursor = ScrubCursor(cut)
+        held = await self._held(walk) if walk.suspects else ()
+        walk.stretch.findings = (*rules, *held)
+        return walk.stretch
+
+    async def _load(self, walk: _Walk) -> PartitionManifest | None:
+        """Return the live manifest; None where there is none, or where it was damaged in two looks."""
+        partition = walk.stretch.partition
+        walk.stretch.requests += 1
+        try:
+            return (await self._manifests.load(partition)).manifest
+        except CorruptDataError:
+            walk.stretch.requests += 1
+        try:
+            return (await self._manifests.load(partition)).manifest
+        except CorruptDataError as error:
+            walk.suspects = [
+                Finding(FaultKind.MANIFEST_DAMAGED, manifest_key(partition), error.message, partition)
+            ]
+            return None
+
+    async def _rows(self, walk: _Walk, table: SegmentTable, before_offset: int) -> int | None:
+        """Look at the rows that begin before an offset, newest first; return where that was cut off."""
+        row = table.row_at_or_after(before_offset)
+        if row < len(table) and table.column("base_offset")[row] < before_offset:
+            # Segments were merged over the place where the last stretch ended.
+            row += 1
+        for at in range(row - 1, -1, -1):
+            segment = table[at]
+            if walk.is_spent:
+                return segment.next_offset
+            look = await self._looker.look(walk.stretch.partition, segment, deep=walk.deep)
+            walk.suspects += look.findings
+            stretch = walk.stretch
+            stretch.segments += 1
+            stretch.objects += 2
+            stretch.looked_bytes += segment.size_bytes
+            stretch.records += look.records
+            stretch.requests += look.requests
+            self._on_segment(stretch)
+        return None
+
+    async def _spilled(
+        self, walk: _Walk, manifest: PartitionManifest, cursor: ScrubCursor | None
+    ) -> ScrubCursor | None:
+        """Look at the spilled part, newest first; return where that was cut off."""
+        start = cursor.part if cursor else None
+        tally = _Tally(manifest)
+        async for link in self._chain.walk(manifest, start=start):
+            if walk.is_spent:
+                return ScrubCursor(link.name.next_offset, link.name)
+            walk.stretch.requests += link.requests
+            walk.stretch.objects += 1
+            walk.suspects += [link.finding] if link.finding else []
+            held = tally.take(link)
+            is_resumed = cursor is not None and link.name == start
+            before_offset = cursor.before_offset if cursor and is_resumed else link.name.next_offset
+            cut = await self._rows(walk, held, before_offset)
+            if cut is not None:
+                return ScrubCursor(cut, link.name)
+        if start is None:
+            walk.suspects += tally.findings()
+        return None
+
+    async def _held(self, walk: _Walk) -> tuple[Finding, ...]:
+        """Return the suspects that hold: seen again, and named by a manifest that was read after that."""
+        partition, stretch = walk.stretch.partition, walk.stretch
+        of_segments: list[Finding] = []
+        for segment in dict.fromkeys(one.segment for one in walk.suspects):
+            if segment is not None:
+                look = await self._looker.look(partition, segment, deep=walk.deep)
+                stretch.requests += look.requests
+                of_segments += look.findings
+        of_parts = [one for one in walk.suspects if one.segment is None]
+        manifest = await self._load(walk)
+        if manifest is None:
+            return ()
+        named = _names_at(manifest, manifest.segments, of_segments)
+        found: list[Finding] = []
+        if of_parts or any(_base(one) < manifest.live_offset for one in of_segments):
+            tally = _Tally(manifest)
+            async for link in self._chain.walk(manifest):
+                stretch.requests += link.requests
+                found += [link.finding] if link.finding else []
+                named |= _names_at(manifest, tally.take(link), of_segments)
+            found += tally.findings()
+        return (
+            *(one for one in of_segments if _name(one) in named),
+            *(one for one in of_parts if one in found),
+        )
+
+
+class _Walk:
+    """One call of `scrub`: what it has found so far, and what it may still ask."""
+
+    def __init__(self, stretch: ScrubStretch, *, deep: bool, requests_max: int | None) -> None:
+        self.stretch = stretch
+        self.deep = deep
+        self.suspects: list[Finding] = []
+        self._requests_max = requests_max
+
+    @property
+    def is_spent(self) -> bool:
+        """Say whether to stop: never before one segment was looked at, else it would not get on."""
+        limit = self._requests_max
+        return limit is not None and self.stretch.segments > 0 and self.stretch.requests >= limit
+
+
+class _Tally:
+    """What the spilled parts hold together, to compare with what the live manifest says of them."""
+
+    def __init__(self, manifest: PartitionManifest) -> None:
+        self._manifest = manifest
+        self._segments = 0
+        self._size_bytes = 0
+        self._is_whole = True
+
+    def take(self, link: ChainLink) -> SegmentTable:
+        """Count a part; return its segments that have not expired: the others may be gone already."""
+        if link.part is None or link.finding is not None:
+            self._is_whole = False
+        if link.part is None:
+            return self._manifest.segments.head(0)
+        table = link.part.segments
+        held = table.without_head(table.row_at_or_after(self._manifest.start_offset))
+        self._segments += len(held)
+        self._size_bytes += held.total_bytes
+        return held
+
+    def findings(self) -> list[Finding]:
+        """Return whether the live manifest says otherwise; nothing where a part is missing: that says it."""
+        spillover = self._manifest.spillover
+        if spillover is None or not self._is_whole:
+            return []
+        finding = spillover_tally_finding(
+            self._manifest.partition, spillover, segments=self._segments, size_bytes=self._size_bytes
+        )
+        return [finding] if finding else []
+
+
+def _base(finding: Finding) -> int:
+    assert finding.segment is not None, "asked of a segment's findings only"
+    return finding.segment.base_offset
+
+
+def _name(finding: Finding) -> str:
+    assert finding.segment is not None, "asked of a segment's findings only"
+    assert finding.partition is not None, "it is of a partition"
+    return data_key(finding.partition, finding.segment)
+
+
+def _names_at(manifest: PartitionManifest, table: SegmentTable, findings: Sequence[Finding]) -> set[str]:
+    """Return the names of the data objects that *table* has at the offsets of *findings*."""
+    return {
+        data_key(manifest.partition, segment)
+        for one in findings
+        if one.segment is not None
+        for segment in table.overlapping(one.segment.base_offset, one.segment.next_offset)
+    }

@@ -1,0 +1,105 @@
+"""
+The spilled part of an archive as the bucket has it now: part by part, from the newest back.
+
+Each part names the one before it. Where one is missing or damaged, and the bucket has just one that ends
+where it begins, the look goes on with that: what it holds can be looked at, and is not proved to belong.
+Nothing is taken from memory or from the cache: what is stored is in question here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import spillover_key
+from tieringd.formats.spillover_codec import decode_spillover
+from tieringd.policies.scrub import FaultKind, Finding
+from tieringd.services.blocking import in_thread
+from tieringd.services.scrub.segment_look import read_object
+from tieringd.services.spillover_manifests import SpilloverManifests
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.spillover import SpilloverManifest, SpilloverName
+    from tieringd.storage.base import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class ChainLink:
+    """One spillover manifest, or what is wrong with it."""
+
+    name: SpilloverName
+    part: SpilloverManifest | None
+    finding: Finding | None
+    previous: SpilloverName | None
+    """Where the look goes on; None at the end, or where nothing says how to."""
+    requests: int
+
+
+class SpilledChain:
+    """Walk the spilled parts of one bucket's archives. Keeps no state."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def walk(
+        self, manifest: PartitionManifest, *, start: SpilloverName | None = None
+    ) -> AsyncGenerator[ChainLink]:
+        """
+        Yield what is spilled, newest first, down to what is deleted already; from *start* on where given.
+
+        Raises:
+            StorageUnavailable: The store does not answer; nothing is known of the rest.
+        """
+        spillover, partition = manifest.spillover, manifest.partition
+        if spillover is None:
+            return
+        name: SpilloverName | None = start or spillover.newest
+        while name is not None:
+            link = await self._link(partition, name, begin_offset=spillover.begin_offset)
+            yield link
+            name = link.previous
+
+    async def _link(
+        self, partition: TopicIdPartition, name: SpilloverName, *, begin_offset: int
+    ) -> ChainLink:
+        part, finding, requests = await self._load(partition, name)
+        if name.base_offset <= begin_offset:
+            return ChainLink(name, part, finding, None, requests)
+        if part is not None:
+            if part.previous is None:
+                finding = Finding(
+                    FaultKind.SPILLOVER_DISAGREES,
+                    spillover_key(partition, name),
+                    f"offsets {begin_offset} to {name.base_offset - 1} should be spilled, and it names no "
+                    "spillover manifest of them",
+                    partition,
+                )
+            return ChainLink(name, part, finding, part.previous, requests)
+        listed = await SpilloverManifests(self._store).ending_before(partition, name.base_offset)
+        before = [one for one in listed if one.next_offset == name.base_offset]
+        previous = before[0] if len(before) == 1 else None
+        return ChainLink(name, part, finding, previous, requests + 1)
+
+    async def _load(
+        self, partition: TopicIdPartition, name: SpilloverName
+    ) -> tuple[SpilloverManifest | None, Finding | None, int]:
+        key = spillover_key(partition, name)
+        try:
+            info = await self._store.head(key)
+            data = await read_object(self._store, key, size_bytes=info.size_bytes)
+        except ObjectNotFound:
+            return None, Finding(FaultKind.SPILLOVER_MISSING, key, _missing(name), partition), 1
+        try:
+            part = await in_thread(decode_spillover, data, partition=partition, name=name)
+        except CorruptDataError as error:
+            return None, Finding(FaultKind.SPILLOVER_DAMAGED, key, error.message, partition), 2
+        return part, None, 2
+
+
+def _missing(name: SpilloverName) -> str:
+    return f"the spillover manifest of offsets {name.base_offset} to {name.last_offset} is missing"

@@ -1,0 +1,232 @@
+"""
+Merging one partition's neighbouring small segments, in two steps that may lie apart.
+
+Preparing stores the merged data object and its index, and touches no manifest: uploads go on meanwhile.
+Committing is for whoever holds the partition's claim. One commit names the merged segment and retires
+its parts, whose objects go after the delay that readers with an older manifest need. So the order is data,
+index, manifest, and much later the deletion; a crash after any of them leaves at most objects that
+nothing names, and a merge that is done again by the same process writes the same objects.
+
+What to merge is decided in `policies.segment_merge`. A run that cannot be merged is remembered for as
+long as this object lives, and never tried again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+from crc32c import crc32c
+
+from tieringd.errors import (
+    BucketNotFound,
+    CorruptDataError,
+    RetryableError,
+    StorageDenied,
+    StorageError,
+    StoreFull,
+)
+from tieringd.formats.index_merge import IndexedSegment, merged_index
+from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.sidecar import decode_sidecar_of, encode_sidecar
+from tieringd.policies.merged_segment import merged_segment
+from tieringd.policies.segment_merge import plan_merges
+from tieringd.storage.base import JoinSource
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.errors import TieringError
+    from tieringd.metrics import Metrics
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import Leadership
+    from tieringd.model.segment import RemoteSegment, SegmentIndex
+    from tieringd.policies.segment_merge import MergeLimits, MergePlan, MergeRun
+    from tieringd.services.claim import Claim
+    from tieringd.services.manifest_store import StoredManifest
+    from tieringd.services.object_joiner import ObjectJoiner
+    from tieringd.storage.base import ObjectStore
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS_MAX = 5
+"""
+A run that could so often be read and not be stored is given up as well: it may be too much for the time that
+a join has, or for the disk. Where the store does not even answer to a read, no attempt is counted.
+"""
+
+_FOR_AN_OPERATOR = (StorageDenied, BucketNotFound, StoreFull)
+"""The whole store is in the way, and no run. Any other final answer is about this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMerge:
+    """A merged segment whose objects are stored, and which no manifest names yet."""
+
+    parts: tuple[RemoteSegment, ...]
+    segment: RemoteSegment
+    host_bytes: int
+    """Of its data, how much came through this host."""
+
+
+@dataclass(frozen=True, slots=True)
+class MergeChange:
+    """Prepared merges of one partition, for its archiver to commit together."""
+
+    merger: SegmentMerger
+    merges: tuple[PreparedMerge, ...]
+
+    async def commit(self, claim: Claim, stored: StoredManifest) -> StoredManifest:
+        """Commit them, as `SegmentMerger.commit` does."""
+        return await self.merger.commit(claim, stored, *self.merges)
+
+
+class SegmentMerger:
+    """
+    Merge runs of one partition, under one leader epoch.
+
+    One task at a time uses it. It may be cancelled at any await.
+    """
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        store: ObjectStore,
+        *,
+        joiner: ObjectJoiner,
+        writer_id: str,
+        metrics: Metrics,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._partition = leadership.partition
+        self._leader_epoch = leadership.leader_epoch
+        self._store = store
+        self._joiner = joiner
+        self._writer_id = writer_id
+        self._metrics = metrics.merged
+        self._now_ms = now_ms
+        self._log = log.bind(topic=self._partition.topic, partition=self._partition.partition)
+        self._cursor = 0
+        self._limits: MergeLimits | None = None
+        self._failed: list[MergeRun] = []
+        self._attempts: Counter[MergeRun] = Counter()
+
+    def plan(
+        self, manifest: PartitionManifest, limits: MergeLimits, *, up_to: int | None = None
+    ) -> MergePlan:
+        """Return what is to be merged next; see `plan_merges`. Each run is prepared and committed in turn."""
+        if limits != self._limits:
+            # What was passed over by other sizes is looked at again.
+            self._limits, self._cursor = limits, 0
+        self._failed = [run for run in self._failed if run.next_offset > manifest.start_offset]
+        return plan_merges(manifest, limits, from_offset=self._cursor, up_to=up_to, failed=self._failed)
+
+    def note_done(self, plan: MergePlan) -> None:
+        """Go on after *plan* from now on: what it names is merged, or never will be."""
+        self._cursor = plan.resume_offset
+
+    async def prepare(self, manifest: PartitionManifest, run: MergeRun) -> PreparedMerge | None:
+        """
+        Store the objects of what *run* becomes; None when it cannot be merged, or was tried often enough.
+
+        Raises:
+            RetryableError: The store or a disk is in the way; another attempt may do it.
+            StorageError: An operator must act.
+        """
+        parts = manifest.segments.overlapping(run.base_offset, run.next_offset)
+        try:
+            index = merged_index([IndexedSegment(part, await self._index_of(part)) for part in parts])
+            try:
+                prepared = await self._store_merged(parts, index)
+            except RetryableError as error:
+                self._attempts[run] += 1
+                if self._attempts[run] < ATTEMPTS_MAX:
+                    raise
+                self._give_up(run, error)
+                return None
+        except (CorruptDataError, StorageError) as error:
+            if isinstance(error, _FOR_AN_OPERATOR):
+                raise
+            self._give_up(run, error)
+            return None
+        del self._attempts[run]
+        return prepared
+
+    def _give_up(self, run: MergeRun, error: TieringError) -> None:
+        self._failed.append(run)
+        del self._attempts[run]
+        self._metrics.failures.labels(self._partition.topic, type(error).__name__).inc()
+        self._log.error(
+            "segments cannot be merged; they stay as they are",
+            base_offset=run.base_offset,
+            next_offset=run.next_offset,
+            segments=run.segments,
+            error=str(error),
+        )
+
+    async def _store_merged(self, parts: tuple[RemoteSegment, ...], index: SegmentIndex) -> PreparedMerge:
+        partition, sidecar = self._partition, encode_sidecar(index)
+        sidecar_crc32c = crc32c(sidecar)
+        segment = merged_segment(
+            parts,
+            index,
+            sidecar_bytes=len(sidecar),
+            sidecar_crc32c=sidecar_crc32c,
+            leader_epoch=self._leader_epoch,
+            writer_id=self._writer_id,
+        )
+        sources = [JoinSource(data_key(partition, part), part.size_bytes, part.crc32c) for part in parts]
+        host_bytes = await self._joiner.join(data_key(partition, segment), sources, crc32c=segment.crc32c)
+        await self._store.put(index_key(partition, segment), sidecar, crc32c=sidecar_crc32c)
+        return PreparedMerge(parts, segment, host_bytes)
+
+    async def _index_of(self, part: RemoteSegment) -> SegmentIndex:
+        key = index_key(self._partition, part)
+        data, _ = await self._store.get(key)
+        return decode_sidecar_of(data, part, key=key)
+
+    async def commit(self, claim: Claim, stored: StoredManifest, *merges: PreparedMerge) -> StoredManifest:
+        """
+        Name each merged segment in the manifest, in the place of its parts, by one commit for all of them.
+
+        Where the manifest has changed meanwhile, that merge is given up. Its objects stay, named by
+        nothing: this is not the place to know that for certain.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            StorageUnavailable: The claim reads it again; then this may be called again.
+        """
+        manifest, done = stored.existing, list[PreparedMerge]()
+        for merge in merges:
+            if self._still_fits(manifest, merge):
+                manifest = manifest.merged(merge.segment, now_ms=self._now_ms())
+                done.append(merge)
+        if not done:
+            return stored
+        stored = await claim.commit(stored, manifest)
+        for merge in done:
+            self._note_merged(merge)
+        return stored
+
+    def _still_fits(self, manifest: PartitionManifest, merge: PreparedMerge) -> bool:
+        segment = merge.segment
+        found = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
+        if found not in {merge.parts, (segment,)}:
+            self._log.info("segments to be merged have changed meanwhile", base_offset=segment.base_offset)
+        return found == merge.parts
+
+    def _note_merged(self, merge: PreparedMerge) -> None:
+        topic, segment = self._partition.topic, merge.segment
+        self._metrics.segments.labels(topic).inc(len(merge.parts))
+        self._metrics.size_bytes.labels(topic).inc(segment.size_bytes)
+        self._metrics.host_bytes.labels(topic).inc(merge.host_bytes)
+        self._log.info(
+            "segments merged",
+            base_offset=segment.base_offset,
+            last_offset=segment.last_offset,
+            segments=len(merge.parts),
+            size_bytes=segment.size_bytes,
+            host_bytes=merge.host_bytes,
+        )
