@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tieringd.cli.archive_lifecycle import delete, lifecycle_remark, undelete
+from tieringd.cli.archive_move import copy, move
+from tieringd.cli.archive_scrub import quarantine_app, scrub
 from tieringd.cli.daemon_status import waiting
+from tieringd.cli.human import time_text
 from tieringd.cli.options import (
     ConfigFile,
     Format,
@@ -30,11 +33,16 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.services.verifier import PartitionReport
 
-archive_app = typer.Typer(help="Look at what the bucket holds. Needs only the bucket.", no_args_is_help=True)
+archive_app = typer.Typer(
+    help="Look at what the bucket holds, delete and move it. Needs only the bucket.", no_args_is_help=True
+)
+for _command in (delete, undelete, copy, move):
+    archive_app.command()(_command)
+archive_app.command()(scrub)
+archive_app.add_typer(quarantine_app, name="quarantine")
 
 Topic = Annotated[str, typer.Argument(help="The topic's name.")]
 Partition = Annotated[int, typer.Argument(help="The partition's number.", min=0)]
-_NO_TIME = "-"
 
 
 @archive_app.command()
@@ -44,7 +52,16 @@ def topics(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:
     if output is OutputFormat.JSON:
         print_json(rows)
     else:
-        columns = ("cluster", "topic", "topic_id", "partitions", "segments", "size_bytes", "lifecycle")
+        columns = (
+            "cluster",
+            "topic",
+            "topic_id",
+            "partitions",
+            "segments",
+            "size_bytes",
+            "lifecycle",
+            "remark",
+        )
         print_table(columns, [[row[column] for column in columns] for row in rows])
 
 
@@ -136,9 +153,10 @@ async def _topics(config: Config) -> list[dict[str, Any]]:
                     "topic": topic.key.topic,
                     "topic_id": topic.key.topic_id,
                     "partitions": topic.partition_count,
-                    "segments": sum(len(one.segments) for one in partitions),
-                    "size_bytes": sum(one.segments.total_bytes for one in partitions),
-                    "lifecycle": topic.lifecycle,
+                    "segments": sum(one.segment_count for one in partitions),
+                    "size_bytes": sum(one.size_bytes for one in partitions),
+                    "lifecycle": topic.lifecycle.value,
+                    "remark": lifecycle_remark(topic),
                 }
             )
         return rows
@@ -146,7 +164,7 @@ async def _topics(config: Config) -> list[dict[str, Any]]:
 
 async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
     async with opened_archive(config, Metrics()) as archive:
-        found = await archive.catalog.topic(topic)
+        found = await archive.catalog.with_history(await archive.catalog.topic(topic))
         waits = await waiting(config, topic)
         return [
             {
@@ -154,11 +172,11 @@ async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
                 "partition": one.partition.partition,
                 "start_offset": one.start_offset,
                 "next_offset": one.next_offset,
-                "segments": len(one.segments),
-                "size_bytes": one.segments.total_bytes,
+                "segments": one.segment_count,
+                "size_bytes": one.size_bytes,
                 "leader_epoch": one.leader_epoch,
-                "committed_at": _time(one.committed_at_ms),
-                "gap_offsets": sum(gap.next_offset - gap.base_offset for gap in one.gaps),
+                "committed_at": time_text(one.committed_at_ms),
+                "gap_offsets": one.gap_offsets,
                 "waits_because": waits.get(one.partition.partition),
             }
             for one in found.partitions
@@ -167,7 +185,8 @@ async def _describe(config: Config, topic: str) -> list[dict[str, Any]]:
 
 async def _manifest(config: Config, topic: str, partition: int) -> PartitionManifest:
     async with opened_archive(config, Metrics()) as archive:
-        return await archive.catalog.partition(topic, partition)
+        manifest = await archive.catalog.partition(topic, partition)
+        return await archive.manifests.spillovers.with_history(manifest)
 
 
 async def _verify(config: Config, topic: str | None, *, deep: bool) -> list[PartitionReport]:
@@ -214,7 +233,7 @@ def _manifest_document(found: PartitionManifest) -> dict[str, Any]:
         "leader_epoch": found.leader_epoch,
         "writer_id": found.writer_id,
         "commit_number": found.commit_number,
-        "committed_at": _time(found.committed_at_ms),
+        "committed_at": time_text(found.committed_at_ms),
         "epochs": [{"epoch": epoch, "start_offset": start} for epoch, start in found.epochs],
         "segments": [
             {
@@ -222,11 +241,11 @@ def _manifest_document(found: PartitionManifest) -> dict[str, Any]:
                 "last_offset": segment.last_offset,
                 "size_bytes": segment.size_bytes,
                 "crc32c": f"{segment.crc32c:08x}",
-                "base_timestamp": _time(segment.base_timestamp_ms),
-                "max_timestamp": _time(segment.max_timestamp_ms),
+                "base_timestamp": time_text(segment.base_timestamp_ms),
+                "max_timestamp": time_text(segment.max_timestamp_ms),
                 "leader_epoch": segment.leader_epoch,
                 "writer_id": segment.writer_id,
-                "uploaded_at": _time(segment.uploaded_at_ms),
+                "uploaded_at": time_text(segment.uploaded_at_ms),
                 "index_size_bytes": segment.index_size_bytes,
                 "key": data_key(partition, segment),
             }
@@ -237,7 +256,7 @@ def _manifest_document(found: PartitionManifest) -> dict[str, Any]:
                 "base_offset": gap.base_offset,
                 "last_offset": gap.last_offset,
                 "reason": gap.reason,
-                "recorded_at": _time(gap.recorded_at_ms),
+                "recorded_at": time_text(gap.recorded_at_ms),
             }
             for gap in found.gaps
         ],
@@ -254,13 +273,3 @@ def _report_row(report: PartitionReport) -> dict[str, Any]:
         "gap_offsets": report.gap_offsets,
         "faults": list(report.faults),
     }
-
-
-def _time(milliseconds: int) -> str:
-    if milliseconds < 0:
-        return _NO_TIME
-    try:
-        moment = datetime.fromtimestamp(milliseconds / 1000, tz=UTC)
-    except (OverflowError, ValueError, OSError):
-        return f"{milliseconds} ms"
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -134,8 +134,8 @@ def _cloud_fields(manifest: PartitionManifest | None, *, now_ms: int) -> dict[st
     return {
         "cloud_log_start_offset": manifest.start_offset if manifest and has_any else None,
         "cloud_log_last_offset": manifest.last_offset if manifest else None,
-        "cloud_log_size_bytes": rows.total_bytes if rows else 0,
-        "cloud_log_segment_count": len(rows) if rows else 0,
+        "cloud_log_size_bytes": manifest.size_bytes if manifest else 0,
+        "cloud_log_segment_count": manifest.segment_count if manifest else 0,
         "ms_since_last_segment_upload": now_ms - rows[len(rows) - 1].uploaded_at_ms if rows else None,
         "ms_since_last_manifest_upload": now_ms - manifest.committed_at_ms if manifest else None,
     }
@@ -146,7 +146,7 @@ def _total_bytes(one: PartitionLook, local_start: int) -> int:
     if one.manifest is None:
         return one.log.size_bytes if one.log else 0
     if one.log is None:
-        return one.manifest.segments.total_bytes
+        return one.manifest.size_bytes
     return total_bytes(one.manifest, one.log, log_start_offset=local_start)
 
 

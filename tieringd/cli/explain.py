@@ -24,8 +24,11 @@ from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.explanation import explain, why_idle
 from tieringd.policies.explanation_terms import Explanation, TopicFacts
+from tieringd.policies.merge_explanation import MergingTerms, explain_merging
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tieringd.config import Config
 
 _COLUMNS = (
@@ -37,6 +40,7 @@ _COLUMNS = (
     "state",
     "reason",
     "next_step",
+    "merging",
 )
 
 
@@ -69,7 +73,8 @@ async def _explained(config: Config, topic: str, number: int) -> dict[str, Any]:
     facts = topic_facts(config, look, one)
     found = explain(log, manifest, one.bounds, facts, now_ms=wall_clock_ms())
     daemon_says = (await waiting(config, topic)).get(number)
-    return _document(look, manifest, facts, found) | {"daemon_says": daemon_says} | _segments(found)
+    merging = _merging(look, log, manifest, one, idle_because=facts.idle_because)
+    return _document(look, manifest, facts, found) | {"daemon_says": daemon_says} | _segments(found, merging)
 
 
 def topic_facts(config: Config, look: TopicLook, one: PartitionLook) -> TopicFacts:
@@ -84,6 +89,7 @@ def topic_facts(config: Config, look: TopicLook, one: PartitionLook) -> TopicFac
         total=topic.total,
         delete_delay_ms=topic.retention_pace.delete_delay_ms,
         is_compact_only=topic.is_compact_only,
+        reuploads_compacted=topic.reuploads_compacted,
         idle_because=idle_because or one.problem,
         upload_interval_ms=limits.max_interval_ms if limits.cuts_segments else None,
     )
@@ -119,5 +125,14 @@ def _document(
     }
 
 
-def _segments(found: Explanation) -> dict[str, Any]:
-    return {"segments": [asdict(one) for one in found.segments]}
+def _merging(
+    look: TopicLook, log: LocalLog, manifest: PartitionManifest, one: PartitionLook, *, idle_because: str
+) -> Mapping[int, str]:
+    topic = look.config
+    terms = MergingTerms(topic.merging.is_enabled, topic.is_compacted, topic.merge_limits, idle_because)
+    log_start_offset = one.bounds.log_start_offset if one.bounds else log.first_offset or 0
+    return explain_merging(manifest, log, terms, log_start_offset=log_start_offset)
+
+
+def _segments(found: Explanation, merging: Mapping[int, str]) -> dict[str, Any]:
+    return {"segments": [asdict(one) | {"merging": merging.get(one.base_offset)} for one in found.segments]}

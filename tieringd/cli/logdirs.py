@@ -148,7 +148,7 @@ async def _rows(config: Config) -> list[Row]:
         held = {each.topic_partition for one in directories for each in one.replicas}
         for topic in manifests:
             for manifest in (await archive.catalog.with_partitions(topic)).partitions:
-                name, size_bytes = manifest.partition.topic_partition, manifest.segments.total_bytes
+                name, size_bytes = manifest.partition.topic_partition, manifest.size_bytes
                 if latest[topic.key.topic] is topic and name in held:
                     stored[name] = size_bytes
                 else:

@@ -72,7 +72,11 @@ async def look_at_topic(config: Config, topic: str, *, number: int | None = None
 async def look_with(
     config: Config, archive: Archive, broker: Broker, topic: str, *, number: int | None = None
 ) -> TopicLook:
-    """Look as `look_at_topic` does, at an archive and a broker that are open already."""
+    """
+    Look as `look_at_topic` does, at an archive and a broker that are open already.
+
+    The manifest of one partition comes with what of it is spilled.
+    """
     held, view = await _held(config, archive, broker, topic)
     key, known = await _identified(archive, await broker.cluster_id(), topic, held)
     properties = (await broker.topic_configs([topic])).get(topic, {})
@@ -81,11 +85,14 @@ async def look_with(
         if number not in numbers:
             raise ObjectNotFound(f"topic {topic} has {len(numbers)} partitions, and none is number {number}")
         numbers = range(number, number + 1)
+    partitions = await _looks(archive, broker, key, {n: held.get(n) for n in numbers}, view)
+    if number is not None:
+        partitions = tuple([await _with_history(archive, one) for one in partitions])
     return TopicLook(
         key,
         config.topic(topic, properties, known),
         is_paused=known is not None and known.archiving is Archiving.PAUSED,
-        partitions=await _looks(archive, broker, key, {n: held.get(n) for n in numbers}, view),
+        partitions=partitions,
     )
 
 
@@ -146,6 +153,12 @@ async def _looks(
         is_led = replica is not None and replica.is_leader
         looks.append(PartitionLook(name, found.manifest, log, None, local is not None, is_led, problem))
     return await _with_bounds(broker, looks)
+
+
+async def _with_history(archive: Archive, one: PartitionLook) -> PartitionLook:
+    if one.manifest is None:
+        return one
+    return replace(one, manifest=await archive.manifests.spillovers.with_history(one.manifest))
 
 
 def _read(archive: Archive, local: LocalPartition, manifest: PartitionManifest | None) -> LocalLog:

@@ -106,6 +106,7 @@ async def _run_until_stopped(
         asyncio.create_task(
             parts.controller.run(interval_seconds=config.cloud_storage_upload_ctrl_update_interval_ms / 1000)
         ),
+        asyncio.create_task(parts.housekeeping.service.run()),
         *parts.disks.start(),
         *([asyncio.create_task(parts.gateway.run())] if parts.gateway else []),
     ]

@@ -138,10 +138,11 @@ async def archive_endpoint_of(
             fetch=FetchAnswers(
                 topics,
                 partitions,
-                PartitionReader(cache.hydrator),
+                PartitionReader(cache.hydrator, archive.manifests.spillovers),
                 own,
                 budget=server.budget,
                 history=archive.history,
+                bytes_max=lambda: server.rates.answer_bytes(now=asyncio.get_running_loop().time()),
             ),
             description=DescriptionAnswers(topics, partitions, own),
             refusals=Refusals(own),
@@ -183,6 +184,8 @@ def _listener_settings(config: Config) -> GatewaySettings:
         max_connections=gateway.max_connections,
         max_request_bytes=gateway.max_request_bytes,
         buffered_bytes=gateway.buffer_bytes,
+        archive_bytes_per_second=gateway.archive_bytes_per_second,
+        client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,
     )
 
 

@@ -23,6 +23,7 @@ from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.daemon.beside import layout_of, opened_broker
 from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.daemon.gateway import Gateway, ReadCache, gateway_of
+from tieringd.daemon.housekeeping import HousekeepingParts, housekeeping_of
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.policies.upload import UploadLimits
@@ -124,6 +125,7 @@ class DaemonParts:
     archivers: ArchiverFactory
     disks: DiskParts
     writer_id: str
+    housekeeping: HousekeepingParts
     gateway: Gateway | None = None
     """Only where it is enabled."""
 
@@ -163,8 +165,8 @@ async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "
             layout=layout,
             catalog=Catalog(store, manifests),
             reader=reader,
-            records=RecordReader(remote_log, reader),
-            verifier=Verifier(store, remote_log),
+            records=RecordReader(remote_log, reader, manifests.spillovers),
+            verifier=Verifier(store, manifests.spillovers),
             history=History(store, manifests, now_ms=wall_clock_ms),
         )
 
@@ -194,6 +196,15 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
                 now_ms=wall_clock_ms,
                 tell_cache=cache.keeper.set_space if cache else lambda _: None,
             )
+            housekeeping = housekeeping_of(
+                config,
+                metrics,
+                archive,
+                broker,
+                reconciler=reconciler,
+                writer_id=writer_id,
+                now_ms=wall_clock_ms,
+            )
             async with gateway_of(
                 config,
                 archive,
@@ -203,7 +214,15 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
                 metrics=metrics,
             ) as gateway:
                 yield DaemonParts(
-                    archive, broker, reconciler, controller, archivers, disks, writer_id, gateway
+                    archive,
+                    broker,
+                    reconciler,
+                    controller,
+                    archivers,
+                    disks,
+                    writer_id,
+                    housekeeping,
+                    gateway,
                 )
 
 
@@ -214,6 +233,7 @@ def apply_config(config: Config, parts: DaemonParts) -> None:
     parts.reconciler.set_config(config, parts.archivers.limits)
     parts.controller.set_pace(_pace_limits(config))
     parts.disks.set_config(config)
+    parts.housekeeping.set_config(config)
     if parts.gateway is not None:
         parts.gateway.cache.set_config(config)
 

@@ -14,6 +14,7 @@ from tieringd.cache.directory import CacheDirectory
 from tieringd.errors import ConfigError
 from tieringd.services.cache_keeper import CacheKeeper
 from tieringd.services.cache_settings import hydration_limits, keeper_settings
+from tieringd.services.cached_files import CachedFiles
 from tieringd.services.gateway.readable_partitions import ReadablePartitions
 from tieringd.services.gateway.remote_answers import RemoteAnswers
 from tieringd.services.gateway.server import GatewayServer
@@ -52,6 +53,7 @@ class ReadCache:
         self.hydrator = Hydrator(
             archive.store, self.keeper, limits=hydration_limits(config), metrics=metrics.cache
         )
+        archive.manifests.spillovers.use_files(CachedFiles(self.keeper))
 
     def set_config(self, config: Config) -> None:
         """Keep by *config* from now on, as far as it can change."""
@@ -98,7 +100,7 @@ async def gateway_of(
 
     answers = RemoteAnswers(
         ReadablePartitions(reconciler, archive.manifests, now=time.monotonic),
-        PartitionReader(cache.hydrator),
+        PartitionReader(cache.hydrator, archive.manifests.spillovers),
         records=archive.records,
         history=archive.history,
         bucket=bucket_name(config) if config.kafka_enable_describe_log_dirs_remote_storage else None,
@@ -132,6 +134,8 @@ def gateway_settings(config: Config) -> GatewaySettings:
         max_connections=gateway.max_connections,
         max_request_bytes=gateway.max_request_bytes,
         buffered_bytes=gateway.buffer_bytes,
+        archive_bytes_per_second=gateway.archive_bytes_per_second,
+        client_archive_bytes_per_second=gateway.client_archive_bytes_per_second,
     )
 
 

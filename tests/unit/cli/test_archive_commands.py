@@ -63,6 +63,7 @@ def test_topics_gives_counts_and_sizes(site):
             "segments": 2,
             "size_bytes": TOTAL_BYTES,
             "lifecycle": "live",
+            "remark": None,
         }
     ]
 

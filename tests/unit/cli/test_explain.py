@@ -71,6 +71,7 @@ def test_explain_prints_what_holds_and_a_table(site):
         "state",
         "reason",
         "next_step",
+        "merging",
     ]
     assert len(rows) == 4
     assert rows[3].split()[:6] == ["24", "-", "364", "-", "local", "active"]

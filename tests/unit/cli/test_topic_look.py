@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fakes.archive import archive_in, archived, tiered_config
+from tests.fakes.archive import archive_in, archived, archiver_of, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.unit.services.spilling import filled, make_parts_small
 from tieringd.cli.topic_look import look_with
 from tieringd.errors import BrokerUnavailable, ObjectNotFound
+from tieringd.formats.object_keys import TopicKey
 from tieringd.storage.memory import MemoryStore
 
 
@@ -82,3 +84,18 @@ async def test_topic_that_nobody_has_is_an_error(tmp_path):
     """Neither the disk nor the bucket knows the name."""
     with pytest.raises(ObjectNotFound, match="neither this broker nor the bucket"):
         await looked(tmp_path, FakeBroker())
+
+
+async def test_one_partition_is_looked_at_with_what_is_spilled(tmp_path, monkeypatch):
+    """What explains it goes segment by segment; a look at the whole topic loads no history."""
+    make_parts_small(monkeypatch)
+    writer, archive = LogWriter(tmp_path), archive_in(MemoryStore())
+    broker = FakeBroker(writer)
+    await filled(writer, archiver_of(writer, archive, broker))
+    await archive.manifests.ensure_topic(
+        TopicKey(writer.identified.cluster, "orders", writer.identified.topic_id), partition_count=1
+    )
+    (whole,) = (await looked(tmp_path, broker, archive=archive, number=0)).partitions
+    assert [one.base_offset for one in whole.manifest.segments] == [0, 2, 4, 6, 8, 10]
+    (one,) = (await looked(tmp_path, broker, archive=archive)).partitions
+    assert [one.base_offset for one in one.manifest.segments] == [8, 10]

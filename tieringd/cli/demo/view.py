@@ -50,7 +50,7 @@ class PartitionView:
     @property
     def uploaded_bytes(self) -> int:
         """Return the size of all stored segments."""
-        return self.manifest.segments.total_bytes if self.manifest else 0
+        return self.manifest.size_bytes if self.manifest else 0
 
     @property
     def trimmed_bytes(self) -> int:

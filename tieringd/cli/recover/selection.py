@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from tieringd.errors import ConfigError, ObjectNotFound
+from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,9 +51,9 @@ class Wanted:
 async def matching(archive: Archive, wanted: Wanted) -> list[ArchivedTopic]:
     """Return the archived topics that are meant, with their partitions, by cluster and name."""
     return [
-        await archive.catalog.with_partitions(topic)
+        await archive.catalog.with_history(await archive.catalog.with_partitions(topic))
         async for topic in archive.catalog.topics()
-        if wanted.includes(topic.key)
+        if wanted.includes(topic.key) and topic.lifecycle not in BEYOND_RETURN
     ]
 
 

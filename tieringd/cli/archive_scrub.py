@@ -1,0 +1,285 @@
+"""`tieringd archive scrub` and `archive quarantine`: faults and orphans of a bucket, and what is done."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tieringd.cli.human import time_text
+from tieringd.cli.options import (
+    ConfigFile,
+    Format,
+    OutputFormat,
+    loaded,
+    print_json,
+    print_table,
+    run_async,
+)
+from tieringd.daemon.assembly import opened_archive, wall_clock_ms
+from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
+from tieringd.errors import ConfigError, ObjectNotFound
+from tieringd.formats.object_keys import owner_of
+from tieringd.metrics import Metrics
+from tieringd.services.scrub.parts import WholeScrub
+from tieringd.services.scrub.quarantine_expiry import Expired
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.policies.scrub import Finding
+    from tieringd.policies.scrub_orphans import Orphan
+    from tieringd.services.scrub.object_quarantine import QuarantinedObject
+    from tieringd.services.scrub.partition_scrub import ScrubStretch
+    from tieringd.services.scrub.parts import ScrubParts, ScrubReport
+
+quarantine_app = typer.Typer(
+    help="Look at the objects that a scrub took out of the way, and put them back.", no_args_is_help=True
+)
+
+_PROGRESS_SEGMENTS = 1000
+"""A line for each so many segments of a partition."""
+
+Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+Keys = Annotated[list[str] | None, typer.Argument(help="Keys, as `list` prints them.")]
+
+
+def scrub(
+    config: ConfigFile,
+    topic: Annotated[str | None, typer.Argument(help="Scrub this topic only.")] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte: batch checksums, offsets, indexes.")
+    ] = False,
+    fix: Annotated[
+        bool,
+        typer.Option(
+            "--fix",
+            help="Mend what can be mended, put orphans into quarantine, delete what was there long enough.",
+        ),
+    ] = False,
+    output: Format = OutputFormat.TEXT,
+    json: Json = False,
+) -> None:
+    """
+    Compare the manifests with the bucket, while daemons work on it; exit 1 when a fault is left.
+
+    Faults are what is missing or wrong. Orphans, which no manifest names, are no fault: a crash leaves some.
+    """
+    report = run_async(_scrub(loaded(config, needs_broker=False), topic, deep=deep, fix=fix))
+    if json or output is OutputFormat.JSON:
+        print_json(_document(report, deep=deep))
+    else:
+        _print(report)
+    if report.faults:
+        raise typer.Exit(1)
+
+
+@quarantine_app.command(name="list")
+def list_objects(config: ConfigFile, output: Format = OutputFormat.TEXT, json: Json = False) -> None:
+    """List what is in quarantine."""
+    rows = [
+        {"key": one.key, "size_bytes": one.size_bytes, "quarantined_at": time_text(one.quarantined_at_ms)}
+        for one in run_async(_quarantined(loaded(config, needs_broker=False)))
+    ]
+    if json or output is OutputFormat.JSON:
+        print_json(rows)
+    else:
+        columns = ("key", "size_bytes", "quarantined_at")
+        print_table(columns, [[row[column] for column in columns] for row in rows])
+
+
+@quarantine_app.command()
+def restore(
+    config: ConfigFile,
+    keys: Keys = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that is in quarantine.")] = False,
+) -> None:
+    """Put objects back where they were. A later scrub moves them again, unless a manifest names them."""
+    restored = run_async(_restore(loaded(config, needs_broker=False), _wanted(keys, everything=everything)))
+    typer.echo(f"{len(restored)} objects are back where they were")
+
+
+@quarantine_app.command()
+def purge(
+    config: ConfigFile,
+    keys: Keys = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that is in quarantine.")] = False,
+) -> None:
+    """Delete objects from quarantine for good. What a manifest names is put back instead."""
+    expired = run_async(_purge(loaded(config, needs_broker=False), _wanted(keys, everything=everything)))
+    typer.echo(f"{len(expired.deleted)} objects are deleted for good")
+    for key in expired.put_back:
+        typer.echo(f"put back, a manifest names it: {key}")
+    for key, reason in expired.left:
+        typer.echo(f"left: {key}: {reason}")
+    if expired.left:
+        raise typer.Exit(1)
+
+
+@asynccontextmanager
+async def _opened(config: Config) -> AsyncIterator[tuple[Archive, ScrubParts]]:
+    """Open the bucket, and this host's logs where there are some."""
+    writer_id = secrets.token_hex(8)
+    async with opened_archive(config, Metrics(), writer_id=writer_id) as archive:
+        logs = LocalLogs(config, archive.layout)
+        yield (
+            archive,
+            scrub_parts(
+                config,
+                archive,
+                writer_id=writer_id,
+                now_ms=wall_clock_ms,
+                local_log=logs,
+                on_segment=_show_segments,
+            ),
+        )
+
+
+async def _scrub(config: Config, topic: str | None, *, deep: bool, fix: bool) -> ScrubReport:
+    async with _opened(config) as (archive, parts):
+        whole = WholeScrub(parts, archive.store, archive.manifests, topic=topic, on_progress=_show)
+        report = await whole.run(
+            deep=deep, fix=fix, expire_before_ms=wall_clock_ms() - config.archive_quarantine_ms
+        )
+        if topic is not None and not (report.partitions or report.orphans or report.findings):
+            raise ObjectNotFound(
+                f"the bucket holds nothing of a topic named {topic}",
+                hint="`tieringd archive topics` lists what it holds",
+            )
+        return report
+
+
+async def _quarantined(config: Config) -> list[QuarantinedObject]:
+    async with _opened(config) as (_, parts):
+        return [one async for one in parts.quarantine.objects()]
+
+
+async def _restore(config: Config, keys: list[str] | None) -> list[str]:
+    async with _opened(config) as (_, parts):
+        wanted = [one.key async for one in parts.quarantine.objects()] if keys is None else keys
+        for key in wanted:
+            await parts.quarantine.restore(key)
+        return wanted
+
+
+async def _purge(config: Config, keys: list[str] | None) -> Expired:
+    async with _opened(config) as (_, parts):
+        there = {one.key async for one in parts.quarantine.objects()}
+        wanted = there if keys is None else set(keys)
+        if missing := sorted(wanted - there):
+            raise ObjectNotFound(f"{missing[0]} is not in quarantine", key=missing[0])
+        expired = Expired()
+        for partition in sorted({one for key in wanted if (one := owner_of(key)) is not None}):
+            of_partition = sorted(key for key in wanted if owner_of(key) == partition)
+            expired = expired.joined(await parts.expiry.delete(partition, of_partition))
+        return expired
+
+
+def _wanted(keys: list[str] | None, *, everything: bool) -> list[str] | None:
+    """Return the keys that are meant; None for all."""
+    if bool(keys) == everything:
+        raise ConfigError("name the keys that are meant, or say --all")
+    return None if everything else keys
+
+
+def _show(text: str) -> None:
+    if sys.stderr.isatty():
+        typer.echo(text, err=True)
+
+
+def _show_segments(stretch: ScrubStretch) -> None:
+    if stretch.segments % _PROGRESS_SEGMENTS == 0:
+        _show(f"{stretch.partition}: {stretch.segments} segments")
+
+
+def _print(report: ScrubReport) -> None:
+    columns = ("topic", "partition", "segments", "size_bytes", "records", "faults")
+    print_table(
+        columns,
+        [
+            [
+                one.partition.topic,
+                one.partition.partition,
+                one.segments,
+                one.looked_bytes,
+                one.records or None,
+                len(one.findings),
+            ]
+            for one in report.partitions
+        ],
+    )
+    for finding in report.findings:
+        typer.echo(f"{'mended' if finding in report.mended else 'fault'}: {finding.kind}: {finding}")
+        typer.echo(f"  {report.mended.get(finding, finding.action)}")
+    for partition, why in report.uncertain.items():
+        typer.echo(f"not judged: objects of {partition}: {why}")
+    moved = set(report.moved)
+    for orphan in report.orphans:
+        where = "in quarantine" if orphan in moved else "orphan"
+        typer.echo(f"{where}: {orphan.stored.key} ({orphan.stored.size_bytes} bytes): {orphan.detail}")
+    for key, reason in report.left:
+        typer.echo(f"left: {key}: {reason}")
+    typer.echo(
+        f"{len(report.faults)} faults, {len(report.mended)} mended, {len(report.orphans)} orphans, "
+        f"{len(moved)} of them put into quarantine, {len(report.expired.deleted)} deleted from there"
+    )
+
+
+def _document(report: ScrubReport, *, deep: bool) -> dict[str, Any]:
+    moved = set(report.moved)
+    return {
+        "deep": deep,
+        "faults": len(report.faults),
+        "partitions": [
+            {
+                "topic": one.partition.topic,
+                "partition": one.partition.partition,
+                "segments": one.segments,
+                "size_bytes": one.looked_bytes,
+                "records": one.records if deep else None,
+            }
+            for one in report.partitions
+        ],
+        "findings": [_finding_row(one, report.mended.get(one)) for one in report.findings],
+        "orphans": [_orphan_row(one, is_moved=one in moved) for one in report.orphans],
+        "not_judged": [
+            {"topic": one.topic, "partition": one.partition, "reason": why}
+            for one, why in report.uncertain.items()
+        ],
+        "left": [{"key": key, "reason": reason} for key, reason in report.left],
+        "deleted": list(report.expired.deleted),
+        "put_back": list(report.expired.put_back),
+        "listed_objects": report.listed_objects,
+    }
+
+
+def _finding_row(finding: Finding, mended: str | None) -> dict[str, Any]:
+    segment, partition = finding.segment, finding.partition
+    return {
+        "kind": finding.kind.value,
+        "key": finding.key,
+        "topic": partition.topic if partition else None,
+        "partition": partition.partition if partition else None,
+        "base_offset": segment.base_offset if segment else None,
+        "last_offset": segment.last_offset if segment else None,
+        "fault": finding.detail,
+        "action": None if mended else finding.action,
+        "mended": mended,
+    }
+
+
+def _orphan_row(orphan: Orphan, *, is_moved: bool) -> dict[str, Any]:
+    return {
+        "key": orphan.stored.key,
+        "topic": orphan.partition.topic,
+        "partition": orphan.partition.partition,
+        "size_bytes": orphan.stored.size_bytes,
+        "modified_at": time_text(orphan.stored.modified_ms),
+        "reason": orphan.detail,
+        "in_quarantine": is_moved,
+    }

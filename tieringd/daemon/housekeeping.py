@@ -1,0 +1,133 @@
+"""Work on the archive that waits for an idle object store, and the service that gives it turns."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.daemon.scrubbing import scrub_job
+from tieringd.daemon.topic_purging import topic_purge_job
+from tieringd.services.change_queue import ended
+from tieringd.services.housekeeping import Housekeeping
+from tieringd.services.merge_job import MergeJob, MergePartition
+from tieringd.services.object_joiner import ObjectJoiner
+from tieringd.services.reupload_job import ArchivedPartition, CompactedReuploadJob
+from tieringd.services.segment_merger import SegmentMerger
+from tieringd.services.traffic_watch import TrafficWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tieringd.broker.base import Broker
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.metrics import Metrics
+    from tieringd.model.partition import Leadership, TopicIdPartition
+    from tieringd.services.housekeeping_job import HousekeepingJob
+    from tieringd.services.manifest_change import ManifestChange
+    from tieringd.services.reconciler import Reconciler
+    from tieringd.services.remote_log import RemoteLog
+    from tieringd.services.scrub.job import ScrubJob
+    from tieringd.services.topic_purge import TopicPurge
+    from tieringd.storage.resilient import ResilientStore
+
+
+@dataclass(frozen=True, slots=True)
+class HousekeepingParts:
+    """The service, and those of its jobs that have settings of their own."""
+
+    service: Housekeeping
+    scrub: ScrubJob
+    purge: TopicPurge
+
+    def set_config(self, config: Config) -> None:
+        """Work by *config* from now on."""
+        self.service.set_limits(config.housekeeping_limits)
+        self.scrub.set_pace(config.scrub_pace)
+        self.purge.grace_ms = config.cloud_storage_topic_purge_grace_period_ms
+        self.purge.is_to_stay = config.keeps_deleted
+
+
+def housekeeping_of(
+    config: Config,
+    metrics: Metrics,
+    archive: Archive,
+    broker: Broker,
+    *,
+    reconciler: Reconciler,
+    writer_id: str,
+    now_ms: Callable[[], int],
+) -> HousekeepingParts:
+    """Return the service with its jobs; nothing runs yet, but the store's traffic is watched from now on."""
+    limits, clock = config.housekeeping_limits, asyncio.get_running_loop().time
+    traffic = TrafficWatch(window_seconds=limits.window_seconds, now=clock)
+    archive.store.listen(traffic.note)
+    scrub = scrub_job(
+        config,
+        metrics,
+        archive,
+        reconciler=reconciler,
+        writer_id=writer_id,
+        now_ms=now_ms,
+        offer=_offer_to(reconciler),
+    )
+    purge = topic_purge_job(config, metrics, archive, broker, writer_id=writer_id, now_ms=now_ms)
+    jobs: list[HousekeepingJob] = [
+        merge_job(config, metrics, archive.store, reconciler=reconciler, writer_id=writer_id, now_ms=now_ms),
+        reupload_job(metrics, archive.remote_log, reconciler=reconciler, now_ms=now_ms),
+        scrub,
+        purge,
+    ]
+    service = Housekeeping(jobs, traffic=traffic, limits=limits, metrics=metrics.housekeeping, now=clock)
+    return HousekeepingParts(service, scrub, purge)
+
+
+def merge_job(
+    config: Config,
+    metrics: Metrics,
+    store: ResilientStore,
+    *,
+    reconciler: Reconciler,
+    writer_id: str,
+    now_ms: Callable[[], int],
+) -> MergeJob:
+    """Return what merges the segments of the partitions that are archived."""
+    joiner = ObjectJoiner(store, work_directory=config.state_directory)
+
+    def make_merger(leadership: Leadership) -> SegmentMerger:
+        return SegmentMerger(
+            leadership, store, joiner=joiner, writer_id=writer_id, metrics=metrics, now_ms=now_ms
+        )
+
+    def partitions() -> dict[Leadership, MergePartition]:
+        return {
+            leadership: MergePartition(leadership, archiver, seen)
+            for leadership, archiver, seen in reconciler.archived()
+        }
+
+    return MergeJob(partitions, make_merger=make_merger)
+
+
+def reupload_job(
+    metrics: Metrics, remote_log: RemoteLog, *, reconciler: Reconciler, now_ms: Callable[[], int]
+) -> CompactedReuploadJob:
+    """Return what puts compacted segments in the place of their originals."""
+
+    def partitions() -> dict[Leadership, ArchivedPartition]:
+        return {
+            leadership: ArchivedPartition(leadership, archiver.manifest, seen, archiver.offer)
+            for leadership, archiver, seen in reconciler.archived()
+        }
+
+    return CompactedReuploadJob(partitions, remote_log=remote_log, metrics=metrics, now_ms=now_ms)
+
+
+def _offer_to(reconciler: Reconciler) -> Callable[[TopicIdPartition, ManifestChange], Awaitable[None]]:
+    async def offer(partition: TopicIdPartition, change: ManifestChange) -> None:
+        for leadership, archiver, _ in reconciler.archived():
+            if leadership.partition == partition:
+                await ended(archiver.offer(change))
+                return
+
+    return offer

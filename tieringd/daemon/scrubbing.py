@@ -1,0 +1,124 @@
+"""The parts that scrub a bucket, built for a daemon's housekeeping and for an operator's command."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.services.scrub.healer import Healer
+from tieringd.services.scrub.job import ScrubJob
+from tieringd.services.scrub.object_quarantine import ObjectQuarantine
+from tieringd.services.scrub.orphan_search import OrphanSearch
+from tieringd.services.scrub.owners import Owners
+from tieringd.services.scrub.partition_scrub import PartitionScrubber
+from tieringd.services.scrub.parts import ScrubParts
+from tieringd.services.scrub.quarantine_expiry import QuarantineExpiry
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tieringd.broker.layout import Layout
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.metrics import Metrics
+    from tieringd.model.local_log import LocalLog, LocalPartition
+    from tieringd.model.partition import TopicIdPartition, TopicPartition
+    from tieringd.services.manifest_change import ManifestChange
+    from tieringd.services.observation import Observation
+    from tieringd.services.reconciler import Reconciler
+    from tieringd.services.scrub.partition_scrub import ScrubStretch
+
+
+def scrub_parts(
+    config: Config,
+    archive: Archive,
+    *,
+    writer_id: str,
+    now_ms: Callable[[], int],
+    local_log: Callable[[TopicIdPartition], LocalLog | None],
+    offer: Callable[[TopicIdPartition, ManifestChange], Awaitable[None]] | None = None,
+    on_segment: Callable[[ScrubStretch], None] = lambda _: None,
+) -> ScrubParts:
+    """Return what scrubs the bucket; *local_log* gives what is on this host of a partition."""
+    store, manifests = archive.store, archive.manifests
+    work_directory = config.state_directory
+    if not work_directory.is_dir():
+        work_directory = Path(tempfile.gettempdir())
+    quarantine = ObjectQuarantine(store, work_directory=work_directory, writer_id=writer_id, now_ms=now_ms)
+    return ScrubParts(
+        partitions=PartitionScrubber(store, manifests, on_segment=on_segment),
+        search=OrphanSearch(store, manifests, grace_ms=config.archive_orphan_grace_ms, now_ms=now_ms),
+        quarantine=quarantine,
+        expiry=QuarantineExpiry(quarantine, Owners(store, manifests)),
+        healer=Healer(
+            store,
+            manifests,
+            archive.reader,
+            quarantine,
+            layout=archive.layout,
+            local_log=local_log,
+            work_directory=work_directory,
+            now_ms=now_ms,
+            offer=offer,
+        ),
+    )
+
+
+def scrub_job(
+    config: Config,
+    metrics: Metrics,
+    archive: Archive,
+    *,
+    reconciler: Reconciler,
+    writer_id: str,
+    now_ms: Callable[[], int],
+    offer: Callable[[TopicIdPartition, ManifestChange], Awaitable[None]] | None = None,
+) -> ScrubJob:
+    """
+    Return the housekeeping job that scrubs what this daemon leads.
+
+    *offer* hands a change to the archiver of a partition, and waits until it was committed or given up.
+    """
+
+    def led() -> dict[TopicIdPartition, Observation]:
+        world = reconciler.world
+        return {one.partition: seen for one, seen in world.wanted.items()} if world else {}
+
+    def local_log(partition: TopicIdPartition) -> LocalLog | None:
+        seen = led().get(partition)
+        return seen.uploadable if seen else None
+
+    parts = scrub_parts(config, archive, writer_id=writer_id, now_ms=now_ms, local_log=local_log, offer=offer)
+    return ScrubJob(
+        parts,
+        led=led,
+        pace=config.scrub_pace,
+        metrics=metrics,
+        now_ms=now_ms,
+        jitter=random.random,
+    )
+
+
+class LocalLogs:
+    """The logs in the configured directories, read when they are asked for. Blocks."""
+
+    def __init__(self, config: Config, layout: Layout) -> None:
+        self._directories = [str(path) for path in config.broker.log_dirs]
+        self._layout = layout
+        self._found: dict[TopicPartition, LocalPartition] | None = None
+
+    def __call__(self, partition: TopicIdPartition) -> LocalLog | None:
+        """Return what is on this host of a partition; None where nothing is, or it cannot be read."""
+        if self._found is None:
+            scan = self._layout.scan(self._directories)
+            self._found = {one.topic_partition: one for one in scan.partitions}
+        local = self._found.get(partition.topic_partition)
+        if local is None or local.topic_id != partition.topic_id:
+            return None
+        try:
+            return self._layout.read_log(local, ())
+        except (LocalFileError, CorruptDataError):
+            return None

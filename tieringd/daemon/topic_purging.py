@@ -1,0 +1,40 @@
+"""The job that purges the archives of deleted topics, put together from a daemon's parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tieringd.services.topic_purge import TopicPurge
+from tieringd.services.topic_purger import TopicPurger
+from tieringd.services.topic_registry import TopicRegistry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.broker.base import Broker
+    from tieringd.config import Config
+    from tieringd.daemon.assembly import Archive
+    from tieringd.metrics import Metrics
+
+
+def topic_purge_job(
+    config: Config,
+    metrics: Metrics,
+    archive: Archive,
+    broker: Broker,
+    *,
+    writer_id: str,
+    now_ms: Callable[[], int],
+) -> TopicPurge:
+    """Return the job; it has a topic registry of its own, as one task at a time changes one."""
+    return TopicPurge(
+        broker=broker,
+        registry=TopicRegistry(archive.store, archive.manifests),
+        purger=TopicPurger(archive.store, archive.manifests, metrics=metrics.purge),
+        history=archive.history,
+        owner=writer_id,
+        grace_ms=config.cloud_storage_topic_purge_grace_period_ms,
+        is_to_stay=config.keeps_deleted,
+        now_ms=now_ms,
+        metrics=metrics.purge,
+    )
