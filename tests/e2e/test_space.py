@@ -11,6 +11,8 @@ from tests.e2e.archives import assert_whole, read_records
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import consumed
 from tests.support.daemon import kafka_config, running_daemon, write_config
+from tests.support.gateway_clients import read_aiokafka
+from tests.support.gateways import LISTENER, BrokerBehind
 from tests.support.kafka import KafkaCluster
 from tests.support.small_disks import small_disk_at
 
@@ -79,3 +81,76 @@ async def test_broker_whose_disk_is_too_small_never_fills_it(cluster, config, to
     assert first_local > 0
     seen = [one.value for one in archived if one.offset < first_local] + [one.value for one in local]
     assert seen == written
+
+
+async def test_cache_gives_way_to_the_log(seaweedfs, prefix, tmp_path, topic):
+    """Readers fill the cache beside the log; when producers need the disk it goes first, and both go on."""
+    with small_disk_at(tmp_path / "disk", _DISK_BYTES) as root:
+        behind = await BrokerBehind.start(root)
+        try:
+            settings = kafka_config(
+                behind.cluster,
+                seaweedfs,
+                tmp_path / "state",
+                bucket=BUCKET,
+                prefix=prefix,
+                gateway={
+                    "enabled": True,
+                    "host": "127.0.0.1",
+                    "port": behind.port,
+                    "broker": f"127.0.0.1:{behind.cluster.broker.listener_ports[LISTENER]}",
+                },
+                topics={topic: {"remote.storage.enable": True, "local.retention.bytes": 2 << 20}},
+                cloud_storage_cache_directory=str(root / "cache"),
+                cloud_storage_cache_size_percent=40,
+                cloud_storage_cache_check_interval_ms="200ms",
+                retention_local_trim_interval="200ms",
+                retention_local_target_capacity_percent=40,
+                storage_min_free_bytes=0,
+                pin_segments=False,
+            )
+            await _read_and_fill(behind, write_config(tmp_path / "tieringd.yaml", settings), topic)
+        finally:
+            await behind.cluster.stop()
+
+
+async def _read_and_fill(behind, config, topic) -> None:
+    cluster, disk = behind.cluster, behind.cluster.log_dir().parent.parent
+    await cluster.create_topic(topic, configs=SMALL_SEGMENTS)
+    await cluster.create_topic(f"{topic}.untiered", configs=SMALL_SEGMENTS)
+    written = values(_COUNT // 4)
+    await cluster.produce(topic, written, max_batch_size=_VALUE_BYTES * 2)
+
+    def cached() -> float:
+        return daemon.metric("tieringd_space_cache_bytes") or 0
+
+    def logged() -> float:
+        return daemon.metric("tieringd_space_log_bytes") or _DISK_BYTES
+
+    def used() -> float:
+        found = os.statvfs(disk)
+        return 1 - found.f_bavail / found.f_blocks
+
+    with running_daemon(config) as daemon:
+        # The broker unlinks what was trimmed a while later. What is local is not read from the archive.
+        daemon.until(lambda: logged() < 0.1 * _DISK_BYTES, "the log is trimmed, and its files are gone")
+        assert await _values(behind, topic, len(written)) == written
+        daemon.until(lambda: cached() > 0.2 * _DISK_BYTES, "the cache is filled")
+        before, area = cached(), daemon.metric("tieringd_space_cache_area_bytes")
+        # A log that is not tiered takes more than its area: what it needs is taken from the cache alone.
+        rest = values(int(0.6 * _DISK_BYTES) // _VALUE_BYTES)
+        for first in range(0, len(rest), _BATCH):
+            await cluster.produce(
+                f"{topic}.untiered", rest[first : first + _BATCH], max_batch_size=_VALUE_BYTES * 2
+            )
+            assert used() < 0.98
+            await asyncio.sleep(0.3)
+        daemon.until(lambda: cached() < before / 2, "the cache has given way")
+        assert daemon.metric("tieringd_space_cache_area_bytes") < area
+        assert await _values(behind, f"{topic}.untiered", len(rest)) == rest
+        assert await _values(behind, topic, len(written)) == written
+        assert used() < 0.98
+
+
+async def _values(behind, topic, count) -> list[bytes]:
+    return [value for _, value in await read_aiokafka(behind.bootstrap, topic, count)]

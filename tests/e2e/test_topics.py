@@ -22,7 +22,8 @@ def base_of_active(kafka, topic) -> int:
 
 async def test_topic_created_again_shares_nothing_with_the_old_one(kafka, write_kafka_config, objects, topic):
     """A topic that is deleted and created again has a manifest of its own; the old one stays as it was."""
-    path = write_kafka_config(topics={topic: {"redpanda.remote.write": True}})
+    properties = {"redpanda.remote.write": True, "redpanda.remote.delete": False}
+    path = write_kafka_config(topics={topic: properties})
     with running_daemon(path) as daemon:
         await kafka.create_topic(topic, configs=SEGMENTS)
         await kafka.produce(topic, _VALUES, max_batch_size=200_000)

@@ -36,6 +36,14 @@ class Case:
 
 CASES = [
     Case(
+        "TieringdArchiveFault",
+        {"tieringd_scrub_faults": "0x5 2x10"},
+        {"tieringd_scrub_faults": "0x15"},
+        "8m",
+        "Scrubbing found 2 faults in the archive that it cannot mend: data_missing",
+        {"kind": "data_missing"},
+    ),
+    Case(
         "TieringdDataLost",
         {"tieringd_archive_gaps_total": "0x5 1x10"},
         {"tieringd_archive_gaps_total": "4x15"},
@@ -170,6 +178,14 @@ CASES = [
         {"tieringd_fenced_partitions": "0 0 3x5"},
         "2m",
         "Another daemon archives 3 partitions under the same leader epoch",
+    ),
+    Case(
+        "TieringdHousekeepingStalled",
+        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x400"},
+        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x100 6000+60x300"},
+        "372m",
+        "Housekeeping of the kind merge has not gone over all partitions for 6h 12m 0s",
+        {"job": "merge"},
     ),
     Case(
         "TieringdStalled",

@@ -57,3 +57,7 @@ class S3Bucket:
     def write(self, key: str, data: bytes) -> None:
         """Store an object."""
         self._client.put_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}", Body=data)
+
+    def delete(self, key: str) -> None:
+        """Delete an object."""
+        self._client.delete_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}")
