@@ -32,13 +32,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from benchmarks.harness import machine, write_json
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.spillover import plan_spillover
-from tieringd.services.manifest_store import ManifestStore, StoredManifest
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:

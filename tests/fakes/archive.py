@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
 from tests.fakes.topics import topic_config
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.catalog import Catalog
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
 from tieringd.daemon.assembly import Archive
@@ -19,14 +22,11 @@ from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import UploadPace
-from tieringd.services.archive_reader import ArchiveReader
 from tieringd.services.archiver import Archiver
 from tieringd.services.bookkeeper import Bookkeeper
-from tieringd.services.catalog import Catalog
 from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
 from tieringd.services.history import History
-from tieringd.services.manifest_store import ManifestStore
 from tieringd.services.observation import Observation
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.log_writer import LogWriter
+    from tieringd.archive.manifest_store import StoredManifest
     from tieringd.broker.base import Broker
     from tieringd.broker.pins import PinDirectory
     from tieringd.config import Config
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.services.manifest_store import StoredManifest
     from tieringd.storage.base import ObjectStore
 
 

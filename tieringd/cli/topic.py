@@ -29,9 +29,9 @@ from tieringd.services.retention_manager import release as release_retention
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.catalog import ArchivedTopic
     from tieringd.config import Config
     from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.services.catalog import ArchivedTopic
 
 topic_app = typer.Typer(
     help="Look at a topic, pause and resume it, and give its retention back.", no_args_is_help=True

@@ -19,6 +19,9 @@ from urllib.parse import quote
 
 import structlog
 
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.catalog import Catalog
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.daemon.beside import layout_of, opened_broker
 from tieringd.daemon.disks import DiskParts, disk_parts
@@ -28,14 +31,11 @@ from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits, UploadPace
-from tieringd.services.archive_reader import ArchiveReader
 from tieringd.services.archiver import Archiver
 from tieringd.services.bookkeeper import Bookkeeper
-from tieringd.services.catalog import Catalog
 from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
 from tieringd.services.history import History
-from tieringd.services.manifest_store import ManifestStore
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
 from tieringd.services.reconciler import Reconciler

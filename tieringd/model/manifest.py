@@ -18,7 +18,7 @@ from `live_offset` on then, and in each of those for itself. The newest segment 
 
 Segments are held as columns, not as objects: a long history stays small in memory and is
 searched by bisection. Bytes live in `formats.manifest_codec`; reading and conditional writing
-in `services.manifest_store`.
+in `archive.manifest_store`.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ from tieringd.policies.local_retention import retention_time_ms
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.model.spillover import SpilloverManifest, SpilloverName
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

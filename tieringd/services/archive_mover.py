@@ -24,11 +24,11 @@ from tieringd.storage.base import IfAbsent
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from tieringd.archive.catalog import Catalog
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.catalog import Catalog
     from tieringd.services.history import History
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.services.partition_mover import PartitionMover
     from tieringd.services.verifier import Verifier
     from tieringd.storage.base import ObjectStore

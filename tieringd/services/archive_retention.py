@@ -30,16 +30,16 @@ from tieringd.policies.user_deletion import users_start
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.policies.total_retention import TotalRetentionPlan
     from tieringd.services.claim import Claim
-    from tieringd.services.manifest_store import StoredManifest
     from tieringd.services.observation import Observation
     from tieringd.services.remote_log import RemoteLog
-    from tieringd.services.spillover_manifests import SpilloverManifests
 
 log = structlog.get_logger(__name__)
 

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.broker.base import Broker
     from tieringd.broker.layout import Layout
     from tieringd.metrics import Metrics
     from tieringd.model.partition import Leadership
     from tieringd.model.segment import SegmentSlice
     from tieringd.services.manifest_change import ManifestChange
-    from tieringd.services.manifest_store import ManifestStore, StoredManifest
     from tieringd.services.observation import Observation
     from tieringd.services.remote_log import RemoteLog
     from tieringd.services.segment_copier import CopiedSegment

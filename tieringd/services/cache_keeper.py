@@ -20,7 +20,7 @@ import structlog
 from tieringd.cache.faults import reason_of
 from tieringd.errors import LocalFileError
 from tieringd.policies.cache_trim import TrimDemand, fits_at_all, has_room, plan_cache_trim, trim_demand
-from tieringd.services.blocking import in_thread, in_thread_or
+from tieringd.storage.blocking import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from tieringd.cache.directory import CacheDirectory, OpenFile

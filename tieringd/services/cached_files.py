@@ -13,7 +13,7 @@ import structlog
 
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import LocalFileError
-from tieringd.services.blocking import in_thread
+from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from tieringd.cache.directory import CacheDirectory

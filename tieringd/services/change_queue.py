@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from tieringd.storage.background import background
 
 if TYPE_CHECKING:
+    from tieringd.archive.manifest_store import StoredManifest
     from tieringd.errors import TieringError
     from tieringd.services.claim import Claim
     from tieringd.services.manifest_change import ManifestChange
-    from tieringd.services.manifest_store import StoredManifest
 
 
 class ChangeQueue:

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import fenced_by
 from tieringd.errors import StorageError, StorageUnavailable
-from tieringd.services.manifest_store import fenced_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
-    from tieringd.services.manifest_store import ManifestStore, StoredManifest
 
 log = structlog.get_logger(__name__)
 

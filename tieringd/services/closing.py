@@ -13,9 +13,9 @@ from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.model.manifest import CLOSED_EPOCH
 
 if TYPE_CHECKING:
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.manifest_store import ManifestStore, StoredManifest
 
 CLOSE_TRIES = 16
 """An archiver may commit in between, and again; each time it has uploaded something first."""

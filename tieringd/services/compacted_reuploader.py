@@ -26,12 +26,12 @@ from tieringd.policies.compacted_reupload import plan_reuploads, reuploaded_segm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.manifest_store import StoredManifest
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.policies.compacted_reupload import Reupload, ReuploadPlan, RunIdentity
     from tieringd.services.claim import Claim
-    from tieringd.services.manifest_store import StoredManifest
     from tieringd.services.observation import Observation
     from tieringd.services.remote_log import RemoteLog
     from tieringd.services.segment_copier import CopiedSegment

@@ -16,9 +16,9 @@ from tieringd.errors import CorruptDataError, TieringError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.manifest_store import ManifestStore, StoredManifest
 
 log = structlog.get_logger(__name__)
 

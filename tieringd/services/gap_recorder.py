@@ -15,10 +15,10 @@ from tieringd.model.manifest import Gap
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.manifest_store import StoredManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.upload import UploadPlan
     from tieringd.services.claim import Claim
-    from tieringd.services.manifest_store import StoredManifest
     from tieringd.services.observation import Observation
 
 log = structlog.get_logger(__name__)

@@ -20,11 +20,11 @@ from tieringd.policies.local_retention import trim_due_ms
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.manifest_store import StoredManifest
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.local_hint import HintMemory, HintPlan
     from tieringd.services.claim import Claim
-    from tieringd.services.manifest_store import StoredManifest
     from tieringd.services.observation import Observation
 
 log = structlog.get_logger(__name__)

@@ -35,9 +35,9 @@ from tieringd.storage.base import IfAbsent
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.formats.history_link import HistoryLink
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.services.manifest_store import ManifestStore, StoredManifest
     from tieringd.storage.base import ObjectStore
 
 LOOK_AGAIN_MS = 60_000

@@ -29,10 +29,10 @@ from tieringd.formats.cache_names import chunk_name
 from tieringd.formats.object_keys import data_key
 from tieringd.policies.chunk_layout import plan_chunks
 from tieringd.policies.read_sequences import ReadSequences
-from tieringd.services.blocking import in_thread, in_thread_or
 from tieringd.services.chunk_download import ChunkDownloader, DownloadLimits, check_file
 from tieringd.services.index_cache import IndexCache
 from tieringd.storage.base import FileSlice
+from tieringd.storage.blocking import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

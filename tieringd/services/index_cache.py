@@ -22,8 +22,8 @@ from tieringd.formats.cache_names import cached_name
 from tieringd.formats.object_keys import index_key
 from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.model.segment import BrokerIndexes
-from tieringd.services.blocking import in_thread
 from tieringd.services.cached_files import CachedFiles
+from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from tieringd.metrics import CacheMetrics

@@ -19,13 +19,13 @@ from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, wh
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.broker.layout import Layout
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.services.claim import Claim
-    from tieringd.services.manifest_store import StoredManifest
     from tieringd.services.observation import Observation
-    from tieringd.services.spillover_manifests import SpilloverManifests
 
 log = structlog.get_logger(__name__)
 

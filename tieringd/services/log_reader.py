@@ -20,11 +20,11 @@ from tieringd.model.manifest import Gap
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.formats.records import Record
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.history import History
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.services.record_reader import RecordReader
 
 EXPIRED = "total retention has let go of them"

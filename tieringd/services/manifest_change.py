@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from tieringd.archive.manifest_store import StoredManifest
     from tieringd.services.claim import Claim
-    from tieringd.services.manifest_store import StoredManifest
 
 
 class ManifestChange(Protocol):

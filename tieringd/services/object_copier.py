@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound, StorageError
-from tieringd.services.blocking import in_thread, in_thread_or
 from tieringd.storage.base import FileSlice
+from tieringd.storage.blocking import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from pathlib import Path

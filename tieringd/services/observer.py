@@ -24,6 +24,7 @@ from tieringd.services.topic_registry import topic_key
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.broker.base import Broker
     from tieringd.broker.layout import Layout
     from tieringd.broker.log_dir import LogDirScan
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from tieringd.model.offset_translation import OffsetTranslation
     from tieringd.model.partition import ClusterView, Replica, TopicPartition
     from tieringd.policies.pinning import Pin
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.services.pinner import Pinner
     from tieringd.services.topic_registry import TopicRegistry
 

@@ -24,10 +24,10 @@ from tieringd.services.object_copier import CopySource
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.model.segment_table import SegmentTable
-    from tieringd.services.manifest_store import ManifestStore, StoredManifest
     from tieringd.services.object_copier import ObjectCopier
     from tieringd.storage.base import ObjectStore
 

@@ -13,21 +13,21 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tieringd.archive.archive_reader import floor_position
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH, exchange_epochs
 from tieringd.formats.record_batch import HEADER_BYTES, encode_batch, parse_header
-from tieringd.services.archive_reader import floor_position
 from tieringd.storage.base import FileSlice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.formats.record_batch import BatchHeader
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import AbortedTransaction, SegmentIndex
     from tieringd.policies.chunk_layout import Chunk
     from tieringd.services.hydrator import HydratedChunk, Hydrator
-    from tieringd.services.spillover_manifests import SpilloverManifests
 
 
 NO_EPOCH = -1

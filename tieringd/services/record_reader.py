@@ -10,21 +10,21 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
+from tieringd.archive.archive_reader import offset_at_or_after_time
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.records import iter_records
 from tieringd.formats.transactions import ReadCommittedFilter
-from tieringd.services.archive_reader import offset_at_or_after_time
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
+    from tieringd.archive.archive_reader import ArchiveReader, Batch
+    from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.formats.records import Record
     from tieringd.model.manifest import Gap, PartitionManifest
     from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.services.archive_reader import ArchiveReader, Batch
     from tieringd.services.remote_log import RemoteLog
-    from tieringd.services.spillover_manifests import SpilloverManifests
 
 
 class RecordReader:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from tieringd.errors import ObjectNotFound
 
 if TYPE_CHECKING:
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.services.manifest_store import ManifestStore, StoredManifest
     from tieringd.services.remote_log import RemoteLog
 
 INDEXES_PER_STEP = 64

@@ -13,12 +13,12 @@ from contextlib import aclosing
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.policies.epoch_history import epoch_at
 from tieringd.services.archive_cleanup import ArchiveCleanup
-from tieringd.services.archive_reader import ArchiveReader
 from tieringd.services.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
 from tieringd.services.side_files import SideFileKind, SideFiles
 from tieringd.services.upload_line import NO_URGENCY, Urgency
@@ -26,11 +26,11 @@ from tieringd.services.upload_line import NO_URGENCY, Urgency
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.broker.layout import Layout
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.model.segment import LocalSegment, RemoteSegment, SegmentIndex, SegmentSlice
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.services.upload_gate import UploadGate
     from tieringd.storage.base import ObjectStore
 

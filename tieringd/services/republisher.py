@@ -20,13 +20,13 @@ from tieringd.services.log_reader import LogReader
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tieringd.archive.archive_reader import ArchiveReader
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.formats.records import Record
     from tieringd.formats.recovery_mark import RecoveryMark
     from tieringd.model.manifest import Gap, PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.archive_reader import ArchiveReader
     from tieringd.services.history import History
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.services.record_reader import RecordReader
     from tieringd.services.remote_log import RemoteLog
 

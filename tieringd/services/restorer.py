@@ -22,12 +22,12 @@ from tieringd.model.segment import AbortedTransaction
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from tieringd.archive.archive_reader import ArchiveReader
     from tieringd.broker.restored_log import RestoredLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.policies.restore import RestorePlan
-    from tieringd.services.archive_reader import ArchiveReader
     from tieringd.services.remote_log import RemoteLog
 
 

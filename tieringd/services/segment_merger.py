@@ -38,6 +38,7 @@ from tieringd.storage.base import JoinSource
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.manifest_store import StoredManifest
     from tieringd.errors import TieringError
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.policies.segment_merge import MergeLimits, MergePlan, MergeRun
     from tieringd.services.claim import Claim
-    from tieringd.services.manifest_store import StoredManifest
     from tieringd.services.object_joiner import ObjectJoiner
     from tieringd.storage.base import ObjectStore
 

@@ -21,10 +21,10 @@ from tieringd.policies.epoch_history import with_records, without_from
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import AbortedTransaction, RemoteSegment, SegmentIndex
-    from tieringd.services.manifest_store import ManifestStore
 
 
 class SideFileKind(Enum):

@@ -17,12 +17,12 @@ from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.spillover import plan_spillover
 
 if TYPE_CHECKING:
+    from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.errors import TieringError
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.claim import Claim
-    from tieringd.services.manifest_store import StoredManifest
     from tieringd.services.observation import Observation
-    from tieringd.services.spillover_manifests import SpilloverManifests
 
 log = structlog.get_logger(__name__)
 

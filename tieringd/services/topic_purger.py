@@ -22,12 +22,12 @@ from tieringd.services.topic_registry import topic_key
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.metrics.archive_work import PurgeMetrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

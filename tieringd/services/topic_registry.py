@@ -21,9 +21,9 @@ from tieringd.model.topic_lifecycle import Lifecycle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

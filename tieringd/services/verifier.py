@@ -15,9 +15,9 @@ from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.services.scrub.segment_look import SegmentLooker
 
 if TYPE_CHECKING:
+    from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.spillover_manifests import SpilloverManifests
     from tieringd.storage.base import ObjectStore
 
 

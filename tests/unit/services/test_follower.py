@@ -10,9 +10,9 @@ from structlog.testing import capture_logs
 
 from tests.fakes.archive import Clock
 from tests.unit.model.values import PARTITION, remote, stored
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.errors import CorruptDataError, StorageUnavailable
 from tieringd.services.follower import REFRESH_INTERVAL_MS, REFRESHES_PER_STEP, Follower
-from tieringd.services.manifest_store import ManifestStore, StoredManifest
 
 if TYPE_CHECKING:
     from tieringd.errors import TieringError

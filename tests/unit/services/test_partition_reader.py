@@ -12,6 +12,7 @@ import pytest
 from tests.builders import batch
 from tests.fakes.archive import archived
 from tests.unit.services.hydration import PARTITION, Host, Stored, running
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import check_crc, parse_header
@@ -20,7 +21,6 @@ from tieringd.policies.cache_trim import TrimLimits
 from tieringd.services import partition_reader
 from tieringd.services.chunk_download import DownloadLimits
 from tieringd.services.partition_reader import NO_BATCH, PartitionReader, under_first_epoch
-from tieringd.services.spillover_manifests import SpilloverManifests
 from tieringd.storage.memory import MemoryStore
 
 CACHED = TrimLimits(size_bytes=1 << 30, objects=1000)

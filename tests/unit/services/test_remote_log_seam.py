@@ -18,6 +18,7 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tests.unit.model.values import remote, stored
 from tests.unit.services.manifests import stored_manifest
+from tieringd.archive.archive_reader import floor_position
 from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound, StorageUnavailable
 from tieringd.formats.checkpoints import parse_epoch_checkpoint
 from tieringd.formats.index_files import parse_transaction_index
@@ -27,7 +28,6 @@ from tieringd.model.manifest import Gap
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import IndexEntry, SegmentIndex, SegmentSlice
 from tieringd.model.spilling import part_to_spill, spilled
-from tieringd.services.archive_reader import floor_position
 from tieringd.services.remote_log import SideFileKind
 from tieringd.storage.memory import MemoryStore
 

@@ -23,6 +23,7 @@ from tests.unit.services.spilling import (
     make_parts_small,
     spilled_names,
 )
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound
 from tieringd.formats.object_keys import spillover_key
 from tieringd.formats.record_batch import parse_header
@@ -31,7 +32,6 @@ from tieringd.policies.total_retention import TotalRetention
 from tieringd.services import archive_retention
 from tieringd.services.cached_files import CachedFiles
 from tieringd.services.partition_reader import PartitionReader
-from tieringd.services.spillover_manifests import SpilloverManifests
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tieringd.archive.archive_reader import whole_batches_bytes
 from tieringd.cli.demo.journal import record_digest
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import HEADER_BYTES, check_crc, parse_header
 from tieringd.formats.records import iter_records
-from tieringd.services.archive_reader import whole_batches_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

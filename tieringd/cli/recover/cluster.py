@@ -29,6 +29,7 @@ from tieringd.services.republisher import Republisher, first_codec
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tieringd.archive.catalog import ArchivedTopic
     from tieringd.broker.kafka_target import TargetTopic
     from tieringd.cli.recover.options import Validation
     from tieringd.cli.recover.selection import Wanted
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from tieringd.daemon.assembly import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import RemoteSegment
-    from tieringd.services.catalog import ArchivedTopic
     from tieringd.services.republisher import RepublishedPartition
 
 REPORTED = (

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tieringd.archive.catalog import ArchivedTopic
     from tieringd.config import Config
     from tieringd.daemon.assembly import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.catalog import ArchivedTopic
     from tieringd.services.restorer import RestoredPartition
 
 REPORTED = (

@@ -13,9 +13,9 @@ from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tieringd.archive.catalog import ArchivedTopic
     from tieringd.daemon.assembly import Archive
     from tieringd.formats.object_keys import TopicKey
-    from tieringd.services.catalog import ArchivedTopic
 
 LISTED = (
     "cluster",

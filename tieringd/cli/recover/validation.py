@@ -16,10 +16,10 @@ from tieringd.errors import CorruptDataError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tieringd.archive.catalog import ArchivedTopic
     from tieringd.daemon.assembly import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.catalog import ArchivedTopic
 
 MISSING = "missing_manifest"
 

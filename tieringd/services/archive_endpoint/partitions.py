@@ -22,8 +22,8 @@ from tieringd.model.manifest import PartitionManifest
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.manifest_store import ManifestStore, StoredManifest
 
 log = structlog.get_logger(__name__)
 

@@ -26,10 +26,10 @@ from tieringd.model.partition import TopicIdPartition
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, LogBounds
     from tieringd.policies.pinning import Pin
-    from tieringd.services.manifest_store import ManifestStore, StoredManifest
     from tieringd.services.observer import World
     from tieringd.services.reconciler import Reconciler
 

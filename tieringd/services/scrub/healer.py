@@ -19,24 +19,24 @@ from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, 
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS
-from tieringd.services.blocking import in_thread
 from tieringd.services.object_joiner import ObjectJoiner
 from tieringd.services.scrub.index_rebuild import IndexChange, IndexRebuilder, is_index_of, renamed_by
 from tieringd.services.scrub.local_bytes import local_bytes
 from tieringd.storage.base import JoinSource
+from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
+    from tieringd.archive.archive_reader import ArchiveReader
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.broker.layout import Layout
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.policies.scrub import Finding
-    from tieringd.services.archive_reader import ArchiveReader
     from tieringd.services.manifest_change import ManifestChange
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.services.scrub.object_quarantine import ObjectQuarantine
     from tieringd.storage.base import ObjectStore
 

@@ -22,23 +22,23 @@ from tieringd.formats.sidecar import decode_sidecar_of, encode_sidecar
 from tieringd.formats.transactions import MarkerSearch
 from tieringd.model.reindexing import reindexed
 from tieringd.model.segment import NO_CRC, SegmentIndex, SegmentSlice
-from tieringd.services.blocking import in_thread
 from tieringd.services.scrub.segment_look import read_object, scan_data
 from tieringd.services.segment_copier import local_index
+from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archive.archive_reader import ArchiveReader
+    from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.broker.layout import Layout
     from tieringd.formats.segment_scan import SegmentScan
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import AbortedTransaction, RemoteSegment
-    from tieringd.services.archive_reader import ArchiveReader
     from tieringd.services.claim import Claim
-    from tieringd.services.manifest_store import StoredManifest
-    from tieringd.services.spillover_manifests import SpilloverManifests
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

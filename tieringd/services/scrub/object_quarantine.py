@@ -27,10 +27,10 @@ from tieringd.formats.object_keys import (
     quarantined_key,
 )
 from tieringd.policies.scrub_orphans import StoredObject
-from tieringd.services.blocking import in_thread
 from tieringd.services.object_joiner import PIECE_BYTES, ObjectJoiner
 from tieringd.services.scrub.quarantine_report import encode_quarantine_report
 from tieringd.storage.base import JoinSource
+from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence

@@ -29,15 +29,15 @@ from tieringd.formats.object_keys import (
 )
 from tieringd.policies.scrub import FaultKind, Finding
 from tieringd.policies.scrub_orphans import INDEX_SUFFIX, Keep, StoredObject, TopicState, plan_orphans
-from tieringd.services.blocking import in_thread
 from tieringd.services.scrub.owners import Owners
+from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.scrub_orphans import Orphan, Owner
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.storage.base import ObjectStore
 
 

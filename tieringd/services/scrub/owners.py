@@ -16,10 +16,10 @@ from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.services.scrub.spilled_chain import SpilledChain
 
 if TYPE_CHECKING:
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.spillover import SpilloverManifest, SpilloverName
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.storage.base import ObjectStore
 
 

@@ -23,11 +23,11 @@ from tieringd.services.scrub.spilled_chain import SpilledChain
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment_table import SegmentTable
     from tieringd.model.spillover import SpilloverName
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.services.scrub.spilled_chain import ChainLink
     from tieringd.storage.base import ObjectStore
 

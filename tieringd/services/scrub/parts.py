@@ -23,9 +23,9 @@ from tieringd.services.scrub.quarantine_expiry import Expired
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.scrub_orphans import Orphan
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.services.scrub.healer import Healer
     from tieringd.services.scrub.object_quarantine import ObjectQuarantine
     from tieringd.services.scrub.orphan_search import OrphanSearch

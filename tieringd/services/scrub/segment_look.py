@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from tieringd.archive.archive_reader import CHUNK_BYTES
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.segment_scan import SegmentScanner
 from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.scrub import Seen, segment_findings
-from tieringd.services.archive_reader import CHUNK_BYTES
-from tieringd.services.blocking import in_thread
+from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from tieringd.formats.segment_scan import SegmentScan

@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import spillover_key
 from tieringd.formats.spillover_codec import decode_spillover
 from tieringd.policies.scrub import FaultKind, Finding
-from tieringd.services.blocking import in_thread
 from tieringd.services.scrub.segment_look import read_object
-from tieringd.services.spillover_manifests import SpilloverManifests
+from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 from crc32c import crc32c
 
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import (
     CorruptDataError,
     FencedError,
@@ -25,7 +26,6 @@ from tieringd.errors import (
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
-from tieringd.services.spillover_manifests import SpilloverManifests
 from tieringd.storage.base import IfAbsent, IfVersion
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from tests.fakes.archive import archive_in, archived
-from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import data_key
-from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES
-from tieringd.model.segment import IndexEntry, SegmentIndex
-from tieringd.services.archive_reader import (
+from tieringd.archive.archive_reader import (
     ArchiveReader,
     floor_position,
     offset_at_or_after_time,
     whole_batches_bytes,
 )
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import data_key
+from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES
+from tieringd.model.segment import IndexEntry, SegmentIndex
 from tieringd.storage.memory import MemoryStore
 
 _VALUE = b"x" * 24_000

@@ -9,11 +9,11 @@ import pytest
 from tests.fakes.virtual_loop import virtually
 from tests.unit.model.values import PARTITION, remote, stored
 from tests.unit.services.hydration import Host, OddStore, running
+from tieringd.archive.spillover_manifests import PART_BYTES, ROW_BYTES, SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import spillover_key
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.services.cached_files import CachedFiles
-from tieringd.services.spillover_manifests import PART_BYTES, ROW_BYTES, SpilloverManifests
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from tieringd.archive.manifest_store import ManifestStore
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.services.manifest_store import ManifestStore
     from tieringd.storage.base import ObjectStore
 
 

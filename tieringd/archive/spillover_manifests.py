@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import structlog
 from crc32c import crc32c
@@ -25,7 +25,7 @@ from tieringd.formats.cache_names import cached_name
 from tieringd.formats.object_keys import parse_spillover_key, spillover_key, spillover_prefix
 from tieringd.formats.spillover_codec import decode_spillover, encode_spillover
 from tieringd.model.spilling import live_piece, piece_of, with_parts
-from tieringd.services.blocking import in_thread
+from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
-    from tieringd.services.cached_files import CachedFiles
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -45,6 +44,31 @@ PART_BYTES: Final = 8192
 """What a part takes beside its segments."""
 LISTED_NAMES_MAX: Final = 100_000
 """Of all partitions together: some tens of megabytes."""
+
+
+class CachedObjects(Protocol):
+    """Small whole objects on a local disk, by their names in a cache; whoever reads one checks its bytes."""
+
+    @property
+    def buckets(self) -> int:
+        """Return the number of buckets that names are made for."""
+        ...
+
+    async def read(self, name: str, size_bytes: int) -> bytes | None:
+        """Return the bytes of a file that is to have *size_bytes*; None where they cannot be had."""
+        ...
+
+    async def put(self, name: str, data: bytes) -> None:
+        """Put bytes that were checked where there is room."""
+        ...
+
+    async def discard(self, name: str) -> None:
+        """Delete a file whose bytes are not what they should be."""
+        ...
+
+    def touch(self, name: str) -> None:
+        """Note that a file was of use."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +90,14 @@ class SpilloverManifests:
         self._held: OrderedDict[tuple[TopicIdPartition, SpilloverName], SpilloverManifest] = OrderedDict()
         self._held_bytes = 0
         self._listings: OrderedDict[TopicIdPartition, _Listing] = OrderedDict()
-        self._files: CachedFiles | None = None
+        self._files: CachedObjects | None = None
 
     @property
     def held_bytes(self) -> int:
         """Return about how many bytes of memory the decoded parts take."""
         return self._held_bytes
 
-    def use_files(self, files: CachedFiles | None) -> None:
+    def use_files(self, files: CachedObjects | None) -> None:
         """Look for files in a cache from now on, or no longer."""
         self._files = files
 

@@ -9,12 +9,12 @@ from crc32c import crc32c
 
 from tests.fakes.archive import archive_in
 from tests.fakes.store import store_unavailable
+from tieringd.archive.manifest_store import TOPIC_MANIFEST_TRIES, ManifestStore, StoredManifest
 from tieringd.errors import CorruptDataError, FencedError, RetryableError, StorageUnavailable
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import Gap, PartitionManifest
-from tieringd.services.manifest_store import TOPIC_MANIFEST_TRIES, ManifestStore, StoredManifest
 from tieringd.storage.memory import MemoryStore
 
 _TOPIC = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")
