@@ -15,6 +15,7 @@ from tests.fakes.topics import topic_config
 from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.record_reader import RecordReader
 from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
 from tieringd.daemon.assembly import Archive
@@ -31,7 +32,6 @@ from tieringd.services.observation import Observation
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
 from tieringd.services.reconciler import Reconciler
-from tieringd.services.record_reader import RecordReader
 from tieringd.services.remote_log import RemoteLog
 from tieringd.services.retention_manager import RetentionManager
 from tieringd.services.topic_registry import TopicRegistry

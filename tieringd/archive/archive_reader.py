@@ -53,7 +53,7 @@ class ArchiveReader:
             CorruptDataError: The object is shorter than its index says, or a batch is wrong.
         """
         position = floor_position(index, from_offset)
-        async for view, start in self._chunks(key, position, index.size_bytes, chunk_bytes):
+        async for view, start in self.runs(key, position, index.size_bytes, chunk_bytes):
             at = 0
             while at < len(view):
                 header = _checked_header(view, at, key, start)
@@ -62,10 +62,18 @@ class ArchiveReader:
                     yield Batch(header, data, start + at)
                 at += header.size_bytes
 
-    async def _chunks(
-        self, key: str, position: int, end: int, chunk_bytes: int
+    async def runs(
+        self, key: str, position: int, end: int, chunk_bytes: int = CHUNK_BYTES
     ) -> AsyncGenerator[tuple[memoryview, int]]:
-        """Yield runs of whole batches with their position, fetching one run ahead."""
+        """
+        Yield the bytes from *position* up to *end* as runs of whole batches, each with its position.
+
+        One run is fetched ahead. Nothing but the sizes in the headers is looked at.
+
+        Raises:
+            ObjectNotFound: The object has gone: look at the manifest again.
+            CorruptDataError: The object is shorter than *end*, or *end* lies inside a batch.
+        """
         held = b""
         ahead: asyncio.Task[bytes] | None = None
         fetched_to = position

@@ -29,7 +29,7 @@ from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest
 from tieringd.storage.base import IfAbsent, IfVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+EDIT_TRIES = 64
+"""An archiver commits every few seconds at the most, and an edit takes less."""
+EDIT_MARK = "+edit"
+"""Follows the writer's name in a manifest that a job has edited since: that one has not taken it over."""
 TOPIC_MANIFEST_TRIES = 16
 """Daemons that see a new topic at once take turns; each turn one of them succeeds."""
 
@@ -144,6 +148,59 @@ class ManifestStore:
             return await self._after_unknown_outcome(stored, signed, error)
         return StoredManifest(signed, info.version, len(data))
 
+    async def edit(
+        self,
+        partition: TopicIdPartition,
+        change: Callable[[PartitionManifest], Awaitable[PartitionManifest | None]],
+    ) -> StoredManifest:
+        """
+        Replace a partition's manifest by what *change* makes of it, in the name of whoever archives it.
+
+        So nobody is fenced: an archiver that meets the edit reads the manifest again and goes on from
+        there. For jobs that replace what is stored by its equal. *change* is called again when someone
+        else was faster; None from it leaves the manifest as it is.
+
+        Raises:
+            ObjectNotFound: The bucket has no manifest of this partition.
+            FencedError: It is closed.
+            StorageUnavailable: Others kept changing it, or nothing is known to have changed; try again.
+        """
+        for _ in range(EDIT_TRIES):
+            stored = await self.load(partition)
+            if stored.manifest is None:
+                key = manifest_key(partition)
+                raise ObjectNotFound(f"the bucket has no {key}", key=key)
+            if stored.manifest.is_closed:
+                raise fenced_by(stored.manifest, stored.manifest.leader_epoch)
+            changed = await change(stored.manifest)
+            if changed is None:
+                return stored
+            signed = changed.committed(
+                writer_id=stored.manifest.writer_id.removesuffix(EDIT_MARK) + EDIT_MARK,
+                leader_epoch=stored.manifest.leader_epoch,
+                commit_number=stored.manifest.commit_number + 1,
+                now_ms=self._now_ms(),
+            )
+            data = encode_manifest(signed)
+            assert stored.version is not None, "it was just read"
+            try:
+                info = await self._store.put(
+                    manifest_key(partition), data, crc32c=crc32c(data), condition=IfVersion(stored.version)
+                )
+            except PreconditionFailed:
+                # An attempt of our own, sent twice, may have been the one that was faster.
+                found = await self.load(partition)
+                if found.manifest == signed:
+                    return found
+                continue
+            except StorageUnavailable as error:
+                found = await self.load(partition) if error.outcome_unknown else stored
+                if found.manifest == signed:
+                    return found
+                raise
+            return StoredManifest(signed, info.version, len(data))
+        raise StorageUnavailable(f"the manifest of {partition} is being changed by its archiver all the time")
+
     async def _after_lost_swap(self, signed: PartitionManifest) -> StoredManifest:
         """Tell a commit of our own that took effect from one of another writer."""
         found = await self.load(signed.partition)
@@ -157,6 +214,12 @@ class ManifestStore:
             raise FencedError(
                 f"the manifest of {signed.partition} was removed from the bucket while this daemon used it",
                 hint="Find out who deletes objects there before you restart tieringd",
+            )
+        is_edited = found.manifest.writer_id.endswith(EDIT_MARK)
+        if is_edited and found.manifest.leader_epoch == signed.leader_epoch:
+            # Another daemon of this epoch, should there be one, shows itself by its own next commit.
+            raise StorageUnavailable(
+                f"a job edited the manifest of {signed.partition}; reading the manifest again"
             )
         if found.manifest.leader_epoch < signed.leader_epoch:
             # A deposed leader's last commit came in between. From now on its epoch loses to ours.

@@ -22,6 +22,7 @@ import structlog
 from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.record_reader import RecordReader
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.daemon.beside import layout_of, opened_broker
 from tieringd.daemon.disks import DiskParts, disk_parts
@@ -39,7 +40,6 @@ from tieringd.services.history import History
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
 from tieringd.services.reconciler import Reconciler
-from tieringd.services.record_reader import RecordReader
 from tieringd.services.remote_log import RemoteLog
 from tieringd.services.retention_manager import RetentionManager
 from tieringd.services.topic_registry import TopicRegistry

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.archive.record_reader import RecordReader
     from tieringd.formats.records import Record
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.history import History
-    from tieringd.services.record_reader import RecordReader
 
 EXPIRED = "total retention has let go of them"
 

@@ -14,9 +14,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.segment_indexes import SegmentIndexes
 from tieringd.errors import ObjectNotFound
-from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.sidecar import decode_sidecar_of
+from tieringd.formats.object_keys import data_key
 from tieringd.policies.epoch_history import epoch_at
 from tieringd.services.archive_cleanup import ArchiveCleanup
 from tieringd.services.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
@@ -58,6 +58,7 @@ class RemoteLog:
         self._store = store
         self._manifests = manifests
         self._reader = ArchiveReader(store)
+        self._indexes = SegmentIndexes(store)
         self._layout = layout
         self._cleanup = ArchiveCleanup(store, manifests, now_ms=now_ms)
         self._side_files = SideFiles(manifests, self.index_of)
@@ -197,9 +198,7 @@ class RemoteLog:
             ObjectNotFound: The bucket has no such segment.
             CorruptDataError: The index is damaged, or describes another object.
         """
-        key = index_key(partition, segment)
-        data, _ = await self._store.get(key)
-        return decode_sidecar_of(data, segment, key=key)
+        return await self._indexes.index_of(partition, segment)
 
     async def side_file(
         self, partition: TopicIdPartition, segment: RemoteSegment, kind: SideFileKind

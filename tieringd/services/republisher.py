@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from tieringd.archive.archive_reader import ArchiveReader
     from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.archive.record_reader import RecordReader
     from tieringd.formats.records import Record
     from tieringd.formats.recovery_mark import RecoveryMark
     from tieringd.model.manifest import Gap, PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.history import History
-    from tieringd.services.record_reader import RecordReader
     from tieringd.services.remote_log import RemoteLog
 
 BLOCK_BYTES = 8 << 20

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 from crc32c import crc32c
 
+from tieringd.archive.segment_indexes import SegmentIndexes
 from tieringd.errors import (
     BucketNotFound,
     CorruptDataError,
@@ -30,7 +31,7 @@ from tieringd.errors import (
 )
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.sidecar import decode_sidecar_of, encode_sidecar
+from tieringd.formats.sidecar import encode_sidecar
 from tieringd.policies.merged_segment import merged_segment
 from tieringd.policies.segment_merge import plan_merges
 from tieringd.storage.base import JoinSource
@@ -103,6 +104,7 @@ class SegmentMerger:
         self._partition = leadership.partition
         self._leader_epoch = leadership.leader_epoch
         self._store = store
+        self._indexes = SegmentIndexes(store)
         self._joiner = joiner
         self._writer_id = writer_id
         self._metrics = metrics.merged
@@ -137,7 +139,9 @@ class SegmentMerger:
         """
         parts = manifest.segments.overlapping(run.base_offset, run.next_offset)
         try:
-            index = merged_index([IndexedSegment(part, await self._index_of(part)) for part in parts])
+            index = merged_index(
+                [IndexedSegment(part, await self._indexes.index_of(self._partition, part)) for part in parts]
+            )
             try:
                 prepared = await self._store_merged(parts, index)
             except RetryableError as error:
@@ -181,11 +185,6 @@ class SegmentMerger:
         host_bytes = await self._joiner.join(data_key(partition, segment), sources, crc32c=segment.crc32c)
         await self._store.put(index_key(partition, segment), sidecar, crc32c=sidecar_crc32c)
         return PreparedMerge(parts, segment, host_bytes)
-
-    async def _index_of(self, part: RemoteSegment) -> SegmentIndex:
-        key = index_key(self._partition, part)
-        data, _ = await self._store.get(key)
-        return decode_sidecar_of(data, part, key=key)
 
     async def commit(self, claim: Claim, stored: StoredManifest, *merges: PreparedMerge) -> StoredManifest:
         """

@@ -32,13 +32,13 @@ from tieringd.services.gateway.archive_answers import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tieringd.archive.record_reader import RecordReader
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.archive_endpoint.partitions import ServedPartitions
     from tieringd.services.archive_endpoint.settings import EndpointSettings
     from tieringd.services.archive_endpoint.topics import ServedTopics
     from tieringd.services.history import History
-    from tieringd.services.record_reader import RecordReader
 
 log = structlog.get_logger(__name__)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
+    from tieringd.archive.record_reader import RecordReader
     from tieringd.errors import TieringError
     from tieringd.formats.kafka_wire.pieces import Piece
     from tieringd.model.manifest import PartitionManifest
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from tieringd.services.gateway.readable_partitions import ReadablePartition, ReadablePartitions
     from tieringd.services.history import History
     from tieringd.services.partition_reader import ArchivedBatches, PartitionReader
-    from tieringd.services.record_reader import RecordReader
 
 
 log = structlog.get_logger(__name__)

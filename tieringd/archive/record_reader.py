@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
     from tieringd.archive.archive_reader import ArchiveReader, Batch
+    from tieringd.archive.segment_indexes import Indexes
     from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.formats.records import Record
     from tieringd.model.manifest import Gap, PartitionManifest
     from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.services.remote_log import RemoteLog
 
 
 class RecordReader:
     """Read the records that a manifest names. Keeps no state; readers may run side by side."""
 
-    def __init__(self, remote_log: RemoteLog, reader: ArchiveReader, spillovers: SpilloverManifests) -> None:
-        self._remote_log = remote_log
+    def __init__(self, indexes: Indexes, reader: ArchiveReader, spillovers: SpilloverManifests) -> None:
+        self._indexes = indexes
         self._reader = reader
         self._spillovers = spillovers
 
@@ -105,7 +105,7 @@ class RecordReader:
     async def _first_at(
         self, manifest: PartitionManifest, segment: RemoteSegment, timestamp_ms: int
     ) -> Record | None:
-        index = await self._remote_log.index_of(manifest.partition, segment)
+        index = await self._indexes.index_of(manifest.partition, segment)
         from_offset = max(offset_at_or_after_time(index, timestamp_ms), manifest.start_offset)
         async for record in self._records_of(
             manifest, segment, index, from_offset=from_offset, read_committed=False
@@ -117,7 +117,7 @@ class RecordReader:
     async def _segment_records(
         self, manifest: PartitionManifest, segment: RemoteSegment, *, from_offset: int, read_committed: bool
     ) -> AsyncGenerator[Record]:
-        index = await self._remote_log.index_of(manifest.partition, segment)
+        index = await self._indexes.index_of(manifest.partition, segment)
         async for record in self._records_of(
             manifest, segment, index, from_offset=from_offset, read_committed=read_committed
         ):
