@@ -18,7 +18,7 @@ help: ## Say what each target does
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev,spark]'
 	@touch $@
 
 install: .venv/.installed ## Make .venv with tieringd in it

@@ -1,0 +1,21 @@
+"""One local Spark for all tests that need one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.spark_session import running_spark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Give a session on two cores."""
+    with running_spark(tmp_path_factory.mktemp("spark")) as session:
+        yield session

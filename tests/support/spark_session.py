@@ -1,0 +1,55 @@
+"""A local Spark for tests and benchmarks: two cores, no web page, nothing outside of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+@contextmanager
+def running_spark(
+    work_directory: Path, *, cores: int = 2, memory: str = "1g", options: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """Give a session on *cores* cores that keeps its files in *work_directory*; the JVM ends with it."""
+    if shutil.which("java") is None:
+        raise RuntimeError("Spark needs Java 17: apt-get install openjdk-17-jre-headless")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(sys.path)))
+    builder = (
+        SparkSession.builder.master(f"local[{cores}]")
+        .appName("tieringd tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", memory)
+        .config("spark.sql.shuffle.partitions", "4")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.local.dir", str(work_directory / "local"))
+        .config("spark.sql.warehouse.dir", str(work_directory / "warehouse"))
+        .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    )
+    for name, value in (options or {}).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    try:
+        yield session
+    finally:
+        # Python keeps the JVM of its first session for the next one; a test's end is its end as well.
+        gateway = SparkContext._gateway
+        session.stop()
+        if gateway is not None:
+            gateway.shutdown()
+            gateway.proc.stdin.close()
+            gateway.proc.wait(60)
+        SparkContext._gateway = SparkContext._jvm = None

@@ -1,0 +1,67 @@
+"""How far a job is, while it works: the tasks of Spark that are done, told to whoever wants to know."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+POLL_SECONDS = 1.0
+
+
+class Progress(Protocol):
+    """Whoever is told."""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Take that *done* of *total* tasks of *what* are done."""
+
+
+def silent(_what: str, _done: int, _total: int) -> None:
+    """Tell nobody."""
+
+
+@contextmanager
+def watched(
+    spark: SparkSession, what: str, progress: Progress, *, poll_seconds: float = POLL_SECONDS
+) -> Iterator[None]:
+    """Tell *progress* of the tasks that Spark does for this thread in the block, under the name *what*."""
+    context = spark.sparkContext
+    group = f"tieringd-{uuid.uuid4().hex}"
+    is_over = threading.Event()
+    told = (-1, -1)
+
+    def tell() -> None:
+        nonlocal told
+        done = total = 0
+        tracker = context.statusTracker()
+        for job_id in tracker.getJobIdsForGroup(group):
+            job = tracker.getJobInfo(job_id)
+            for stage_id in job.stageIds if job else ():
+                stage = tracker.getStageInfo(stage_id)
+                if stage is not None:
+                    done += stage.numCompletedTasks
+                    total += stage.numTasks
+        if total and (done, total) != told:
+            told = (done, total)
+            progress(what, done, total)
+
+    def poll() -> None:
+        while not is_over.wait(poll_seconds):
+            tell()
+
+    context.setJobGroup(group, what)
+    watcher = threading.Thread(target=poll, name="tieringd-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+    tell()

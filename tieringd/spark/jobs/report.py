@@ -1,0 +1,74 @@
+"""What a job says at its end: figures, tables, and what an operator has to look at."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+Value: TypeAlias = int | float | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of a report under their columns."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """
+    The outcome of a job.
+
+    Figures have their unit in their name. A job with `faults` has found what should not be, or has left
+    something undone: the command that started it ends with 1.
+    """
+
+    job: str
+    figures: Mapping[str, Value]
+    tables: tuple[Table, ...] = ()
+    faults: tuple[str, ...] = field(default=())
+
+    def as_json(self) -> str:
+        """Return the whole report as a JSON document; each table is a list of objects."""
+        tables = {
+            table.title: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+            for table in self.tables
+        }
+        document = asdict(self) | {"figures": dict(self.figures), "tables": tables}
+        return json.dumps(document, indent=2)
+
+    def as_text(self) -> str:
+        """Return the report for people."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        width = max((len(name) for name in self.figures), default=0)
+        for name, value in self.figures.items():
+            yield f"{name.ljust(width)}  {_text(value)}"
+        for table in self.tables:
+            yield ""
+            yield table.title
+            yield from _aligned([table.columns, *([_text(value) for value in row] for row in table.rows)])
+        if self.faults:
+            yield ""
+            yield from (f"fault: {fault}" for fault in self.faults)
+
+
+def _text(value: Value) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    lines = [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
