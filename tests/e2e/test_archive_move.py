@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import time
 from typing import TYPE_CHECKING
 
+import pytest
 import yaml
 
 from tests.e2e.archives import FileObjects, archived_manifest, assert_whole, read_records
 from tests.e2e.sample_topics import SEGMENTS, consumed
-from tests.support.daemon import run_json, running_daemon, write_config
+from tests.support.daemon import command, run_command, run_json, running_daemon, write_config
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from tests.e2e.archives import Objects
 
 _VALUES = [bytes([number]) * 100_000 for number in range(35)]
 
@@ -75,4 +81,46 @@ async def test_archive_moves_under_a_producer(kafka, write_kafka_config, objects
     assert after.gaps == ()
     assert archived_manifest(objects, topic) == closed
     assert read_records(new, topic) == (await consumed(kafka, topic, "read_uncommitted"))[: after.next_offset]
+    assert_whole(new)
+
+
+def data_objects(objects: Objects) -> int:
+    """Return how many data objects there are."""
+    return sum(key.endswith(".log") for key in objects.keys())  # noqa: SIM118 a method, not a mapping's
+
+
+def killed_when(is_time: Callable[[], bool], *arguments: str) -> None:
+    """Run a `tieringd` command, and kill it as soon as *is_time* says so."""
+    with subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL) as process:
+        while process.poll() is None and not is_time():
+            time.sleep(0.001)
+        process.kill()
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["while it copies", "once the source is closed"])
+async def test_killed_move_loses_nothing_and_goes_on(kafka, write_kafka_config, objects, topic, is_closed):
+    """Every record can be read at every time from one bucket or the other, and the second run ends it."""
+    old = write_kafka_config(topics={topic: {"redpanda.remote.write": True}})
+    moved = FileObjects(old.with_name("moved"))
+    new = in_a_directory(old, old.with_name("moved"))
+    await kafka.create_topic(topic, configs=SEGMENTS)
+    await kafka.produce(topic, _VALUES * 2, max_batch_size=200_000)
+    assert run_command("run", "--once", "--config", str(old)).returncode == 0
+    manifest, segments = archived_manifest(objects, topic), data_objects(objects)
+    wanted = (await consumed(kafka, topic, "read_uncommitted"))[: manifest.next_offset]
+    options = ("archive", "move", "--to", str(new), "--config", str(old), "--delete-source", "--deep")
+
+    def is_time() -> bool:
+        return archived_manifest(objects, topic).is_closed if is_closed else data_objects(moved) >= 2
+
+    await asyncio.to_thread(killed_when, is_time, *options)
+    assert data_objects(objects) == segments
+    assert archived_manifest(objects, topic).is_closed == is_closed
+    assert read_records(new if is_closed else old, topic) == wanted
+
+    outcome = run_json(*options)
+    assert outcome["faults"] == []
+    assert data_objects(objects) == 0
+    assert data_objects(moved) == segments
+    assert read_records(new, topic) == wanted
     assert_whole(new)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
-from tests.e2e.archives import archived_bytes, archived_manifests, assert_whole, closed_segments
+from tests.e2e.archives import archived_bytes, archived_manifests, assert_whole, closed_segments, read_records
+from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS
-from tests.support.daemon import run_json, running_daemon
+from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
+from tests.support.kafka import KafkaCluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _VALUES = [bytes([number]) * 100_000 for number in range(35)]
 _PACE = {
@@ -58,4 +64,47 @@ async def test_archive_of_a_deleted_topic_is_purged(kafka, write_kafka_config, o
     for name in (topic, stays):
         closed = closed_segments(kafka.log_dir() / f"{name}-0")
         assert archived_bytes(path, name) == b"".join(closed.values())
+    assert_whole(path)
+
+
+async def test_cluster_that_was_lost_is_not_purged(seaweedfs, prefix, topic, tmp_path):
+    """Formatted again under its old id, it deletes only what it deletes itself; the rest can be restored."""
+    old, lost = f"{topic}-old", f"{topic}-lost"
+
+    def config_of(name: str, cluster: KafkaCluster) -> Path:
+        changes = _PACE | {"topics": {f"{topic}*": {"redpanda.remote.write": True}}}
+        state = tmp_path / f"{name}-state"
+        config = kafka_config(cluster, seaweedfs, state, bucket=BUCKET, prefix=prefix, **changes)
+        return write_config(tmp_path / f"{name}.yaml", config)
+
+    async def archive(cluster: KafkaCluster, daemon, *names: str) -> None:
+        for name in names:
+            await cluster.create_topic(name, configs=SEGMENTS)
+            await cluster.produce(name, _VALUES, max_batch_size=200_000)
+            daemon.until_next_offset(name, base_of_active(cluster, name))
+
+    first = await KafkaCluster.start(tmp_path / "first")
+    try:
+        path = config_of("first", first)
+        with running_daemon(path) as daemon:
+            await archive(first, daemon, old, lost)
+            end = daemon.next_offset(lost)
+    finally:
+        await first.stop()
+
+    second = await KafkaCluster.start(tmp_path / "second", cluster_id=first.cluster_id)
+    try:
+        path = config_of("second", second)
+        with running_daemon(path) as daemon:
+            await archive(second, daemon, f"{topic}-new", topic)
+            await second.delete_topic(topic)
+            daemon.until(
+                lambda: daemon.metric("tieringd_archive_purged_topics_total") == 1, "its own is purged"
+            )
+    finally:
+        await second.stop()
+
+    states = {row["topic"]: row["lifecycle"] for row in run_json("archive", "topics", "--config", str(path))}
+    assert states == {old: "live", lost: "live", f"{topic}-new": "live", topic: "purged"}
+    assert len(read_records(path, lost)) == end
     assert_whole(path)

@@ -204,18 +204,20 @@ class KafkaCluster:
         heap_mib: int = 512,
         properties: Mapping[str, str] | None = None,
         listeners: Sequence[Listener] = (),
+        cluster_id: str = "",
     ) -> KafkaCluster:
         """
         Format and start a new cluster under *directory*; return when every node is ready.
 
-        *properties* are added to every node's configuration and replace what is there.
+        *properties* are added to every node's configuration and replace what is there. It gets an id of
+        its own, unless *cluster_id* is that of one that was lost.
 
         Raises:
             KafkaStartError: A node did not come up; those that did are ended.
         """
         jars = require_jars()
         ports = iter(free_ports((2 + len(listeners)) * brokers))
-        cluster_id = _random_id()
+        cluster_id = cluster_id or _random_id()
         nodes = [
             KafkaBrokerProcess(number, next(ports), directory / f"broker-{number}", jars, heap_mib=heap_mib)
             for number in range(1, brokers + 1)
