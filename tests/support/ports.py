@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import random
 import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
 
 _GRPC_OFFSET = 10_000
-_LOWEST, _HIGHEST = 20_000, 32_000  # Below the range from which Linux picks outgoing ports (32768 up).
+# All of them below the range from which Linux picks outgoing ports (32768 up): a port of that range may be a
+# client's before its server has started, or while it restarts.
+_SINGLE = range(12_000, 20_000)
+_PAIRED = range(20_000, 32_768 - _GRPC_OFFSET)
+_given: set[int] = set()
+"""Each is given once in a process, also while its server is yet to start."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return different ports that were free a moment ago, and that no client gets by itself."""
+    return _free(count, _SINGLE, companions=(0,))
 
 
 def free_port_pairs(count: int) -> list[int]:
-    """Return different ports that are free and whose gRPC companion (port + 10000) is free as well."""
+    """Return different ports likewise whose gRPC companion (port + 10000) is free as well."""
+    return _free(count, _PAIRED, companions=(0, _GRPC_OFFSET))
+
+
+def _free(count: int, ports: Collection[int], *, companions: Iterable[int]) -> list[int]:
     found: list[int] = []
-    for port in random.SystemRandom().sample(range(_LOWEST, _HIGHEST), k=1000):
-        if _is_free(port) and _is_free(port + _GRPC_OFFSET):
-            found.append(port)
+    for port in random.SystemRandom().sample(list(ports), k=len(ports)):
         if len(found) == count:
-            return found
-    raise RuntimeError(f"no {count} free ports between {_LOWEST} and {_HIGHEST}")
+            break
+        if port not in _given and all(_is_free(port + offset) for offset in companions):
+            _given.add(port)
+            found.append(port)
+    if len(found) < count:
+        raise RuntimeError(f"no {count} free ports between {min(ports)} and {max(ports)}")
+    return found
 
 
 def _is_free(port: int) -> bool:
