@@ -26,7 +26,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.support.daemon import kafka_config, running_daemon, write_config
-from tests.support.gateways import LISTENER, BrokerBehind
+from tests.support.gateways import BrokerBehind
 from tests.support.s3_bucket import S3Bucket
 from tests.support.seaweedfs import running_seaweedfs, s3_client
 
@@ -64,12 +64,7 @@ class Twins:
             cloud_storage_cache_directory=str(self._cache),
             cloud_storage_reconciliation_interval_ms=10_000,
             topics={TIERED: {"remote.storage.enable": True, "local.retention.bytes": 1}},
-            gateway={
-                "enabled": True,
-                "host": "127.0.0.1",
-                "port": behind.port,
-                "broker": f"127.0.0.1:{behind.cluster.broker.listener_ports[LISTENER]}",
-            },
+            gateway=behind.gateway_config,
         )
 
     @property

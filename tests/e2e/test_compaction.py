@@ -19,7 +19,7 @@ from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import consumed
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
 from tests.support.gateway_clients import read_aiokafka, read_librdkafka
-from tests.support.gateways import LISTENER, BrokerBehind
+from tests.support.gateways import BrokerBehind
 
 ISOLATIONS = ("read_uncommitted", "read_committed")
 _KEYS = 7
@@ -48,12 +48,7 @@ def config_of(behind, seaweedfs, tmp_path, prefix):
             prefix=prefix,
             topics={topic: {"redpanda.remote.write": True, "redpanda.remote.read": is_trimmed}},
             cloud_storage_housekeeping_interval_ms=500,
-            gateway={
-                "enabled": True,
-                "host": "127.0.0.1",
-                "port": behind.port,
-                "broker": f"127.0.0.1:{behind.cluster.broker.listener_ports[LISTENER]}",
-            },
+            gateway=behind.gateway_config,
         )
         return write_config(tmp_path / "tieringd.yaml", config)
 

@@ -21,7 +21,7 @@ from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, TRANSACTIONS, consumed
 from tests.support.daemon import kafka_config, running_daemon, write_config
 from tests.support.fault_proxy import Answer, ResetAnswer, fault_proxy
 from tests.support.gateway_clients import read_aiokafka, read_librdkafka, run_tool
-from tests.support.gateways import LISTENER, BrokerBehind
+from tests.support.gateways import BrokerBehind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -59,19 +59,13 @@ def config_of(behind, seaweedfs, tmp_path, prefix):
     """Give a function that writes the configuration of a daemon with a gateway."""
 
     def write(topic, properties=_TIERED, **changes):
-        gateway = {
-            "enabled": True,
-            "host": "127.0.0.1",
-            "port": behind.port,
-            "broker": f"127.0.0.1:{behind.cluster.broker.listener_ports[LISTENER]}",
-        }
         config = kafka_config(
             behind.cluster,
             seaweedfs,
             tmp_path / "state",
             bucket=BUCKET,
             prefix=prefix,
-            **({"topics": {topic: properties}, "gateway": gateway} | changes),
+            **({"topics": {topic: properties}, "gateway": behind.gateway_config} | changes),
         )
         return write_config(tmp_path / "tieringd.yaml", config)
 

@@ -104,11 +104,8 @@ async def _prepared(behind, directory, certificate, seaweedfs):
         bucket=BUCKET,
         prefix="e2e/guarded",
         topics={TOPIC: {"remote.storage.enable": True, "local.retention.bytes": 1 << 20}},
-        gateway={
-            "enabled": True,
-            "host": "127.0.0.1",
-            "port": behind.port,
-            "broker": f"127.0.0.1:{cluster.broker.listener_ports[LISTENER]}",
+        gateway=behind.gateway_config
+        | {
             "tls_cert_file": str(certificate),
             "tls_key_file": str(certificate),
             "broker_tls": True,

@@ -13,7 +13,7 @@ from tests.e2e.archives import archived_manifest, assert_whole, data_keys, read_
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import ISOLATIONS, consumed, write_transactions
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
-from tests.support.gateways import LISTENER, BrokerBehind
+from tests.support.gateways import BrokerBehind
 
 _VALUES = [bytes([number]) * 100_000 for number in range(60)]
 _DELAY = {"archive_delete_delay_ms": "4s"}
@@ -53,12 +53,7 @@ def config(behind, seaweedfs, tmp_path, prefix, topic):
         bucket=BUCKET,
         prefix=prefix,
         topics={topic: {"remote.storage.enable": True, "local.retention.bytes": 1 << 20}},
-        gateway={
-            "enabled": True,
-            "host": "127.0.0.1",
-            "port": behind.port,
-            "broker": f"127.0.0.1:{behind.cluster.broker.listener_ports[LISTENER]}",
-        },
+        gateway=behind.gateway_config,
         cloud_storage_enable_segment_merging=False,
         **_DELAY,
     )

@@ -12,7 +12,7 @@ from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import consumed
 from tests.support.daemon import kafka_config, running_daemon, write_config
 from tests.support.gateway_clients import read_aiokafka
-from tests.support.gateways import LISTENER, BrokerBehind
+from tests.support.gateways import BrokerBehind
 from tests.support.kafka import KafkaCluster
 from tests.support.small_disks import small_disk_at
 
@@ -94,12 +94,7 @@ async def test_cache_gives_way_to_the_log(seaweedfs, prefix, tmp_path, topic):
                 tmp_path / "state",
                 bucket=BUCKET,
                 prefix=prefix,
-                gateway={
-                    "enabled": True,
-                    "host": "127.0.0.1",
-                    "port": behind.port,
-                    "broker": f"127.0.0.1:{behind.cluster.broker.listener_ports[LISTENER]}",
-                },
+                gateway=behind.gateway_config,
                 topics={topic: {"remote.storage.enable": True, "local.retention.bytes": 2 << 20}},
                 cloud_storage_cache_directory=str(root / "cache"),
                 cloud_storage_cache_size_percent=40,

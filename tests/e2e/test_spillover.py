@@ -11,7 +11,7 @@ from tests.e2e.archives import archived_manifest, assert_whole, data_keys, read_
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
-from tests.support.gateways import LISTENER, BrokerBehind
+from tests.support.gateways import BrokerBehind
 from tests.support.kafka import KafkaCluster
 
 _RECORDS = 4000
@@ -50,12 +50,6 @@ def config_of(behind, seaweedfs, tmp_path, prefix):
     def write(topic, **properties):
         (tmp_path / f"tieringd-{len(properties)}").mkdir()
         tiered = {"remote.storage.enable": True, "local.retention.bytes": 1000} | properties
-        gateway = {
-            "enabled": True,
-            "host": "127.0.0.1",
-            "port": behind.port,
-            "broker": f"127.0.0.1:{behind.cluster.broker.listener_ports[LISTENER]}",
-        }
         config = kafka_config(
             behind.cluster,
             seaweedfs,
@@ -63,7 +57,7 @@ def config_of(behind, seaweedfs, tmp_path, prefix):
             bucket=BUCKET,
             prefix=prefix,
             topics={topic: tiered},
-            gateway=gateway,
+            gateway=behind.gateway_config,
             cloud_storage_target_manifest_size_bytes="4KiB",
             cloud_storage_housekeeping_interval_ms="500ms",
             archive_delete_delay_ms="500ms",

@@ -38,6 +38,16 @@ class BrokerBehind:
         """Return the gateway's `host:port`."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def gateway_config(self) -> dict[str, Any]:
+        """Return a daemon's `gateway` block: it listens where the broker sends its clients."""
+        return {
+            "enabled": True,
+            "host": "127.0.0.1",
+            "port": self.port,
+            "broker": f"127.0.0.1:{self.cluster.broker.listener_ports[LISTENER]}",
+        }
+
     @asynccontextmanager
     async def gateway(
         self, archive: ArchiveAnswers | None = None, **settings: Any
