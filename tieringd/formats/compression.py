@@ -8,6 +8,7 @@ through zlib, which stops at a limit by itself.
 
 from __future__ import annotations
 
+import mmap
 import struct
 import zlib
 from enum import IntEnum
@@ -72,36 +73,74 @@ def compress(codec: Codec, data: bytes) -> bytes:
             return bytes(cramjam.zstd.compress(data))
 
 
+class Unpacker:
+    """
+    Unpack one batch after another into memory that is used again.
+
+    Owned by one reader: what `unpack` returns holds until it is called again.
+    """
+
+    __slots__ = ("_scratch",)
+
+    def __init__(self) -> None:
+        self._scratch = memoryview(bytearray())
+
+    def unpack(
+        self, codec: int, data: memoryview, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES
+    ) -> memoryview:
+        """
+        Return *data* unpacked; with no compression, the same memory.
+
+        Raises:
+            CorruptDataError: The codec is unknown, the stream is damaged, or it holds more than
+                *limit_bytes*.
+        """
+        try:
+            return self._unpack(codec, data, limit_bytes)
+        except (cramjam.DecompressionError, zlib.error, struct.error, IndexError, KeyError) as error:
+            raise CorruptDataError(f"the records cannot be decompressed: {error}") from error
+
+    def _unpack(self, codec: int, data: memoryview, limit_bytes: int) -> memoryview:
+        match codec:
+            case Codec.NONE:
+                return data
+            case Codec.GZIP:
+                return memoryview(_gunzip(data, limit_bytes))
+            case Codec.SNAPPY:
+                return self._unsnappy(data, limit_bytes)
+            case Codec.LZ4:
+                room = self._room(_lz4_bound(data), limit_bytes)
+                return room[: cramjam.lz4.decompress_into(data, room)]
+            case Codec.ZSTD:
+                room = self._room(_zstd_bound(data), limit_bytes)
+                return room[: cramjam.zstd.decompress_into(data, room)]
+            case _:
+                raise CorruptDataError(f"compression codec {codec} is unknown")
+
+    def _unsnappy(self, data: memoryview, limit_bytes: int) -> memoryview:
+        """Unpack snappy as snappy-java frames it, or without a frame, as some clients send it."""
+        is_framed = data[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC
+        blocks = _xerial_blocks(data) if is_framed else [data]
+        sizes = list(map(cramjam.snappy.decompress_raw_len, blocks))
+        room, filled = self._room(sum(sizes), limit_bytes), 0
+        for block, size_bytes in zip(blocks, sizes, strict=True):
+            cramjam.snappy.decompress_raw_into(block, room[filled : filled + size_bytes])
+            filled += size_bytes
+        return room[:filled]
+
+    def _room(self, size_bytes: int, limit_bytes: int) -> memoryview:
+        """Return memory for *size_bytes* at least; what was returned before is given up."""
+        _check_limit(size_bytes, limit_bytes)
+        if len(self._scratch) < size_bytes:
+            # Frames may claim far more than they hold; a page of this memory costs nothing until it is used.
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._scratch = memoryview(mmap.mmap(-1, 1 << (size_bytes - 1).bit_length(), flags=private))
+        return self._scratch
+
+
 def decompress(codec: int, data: memoryview, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> memoryview:
-    """
-    Return *data* unpacked; with no compression, the same memory.
-
-    Raises:
-        CorruptDataError: The codec is unknown, the stream is damaged, or it holds more than
-            *limit_bytes*.
-    """
-    try:
-        return memoryview(_decompress(codec, data, limit_bytes))
-    except (cramjam.DecompressionError, zlib.error, struct.error, IndexError, KeyError) as error:
-        raise CorruptDataError(f"the records cannot be decompressed: {error}") from error
-
-
-def _decompress(codec: int, data: memoryview, limit_bytes: int) -> memoryview | bytes:
-    match codec:
-        case Codec.NONE:
-            return data
-        case Codec.GZIP:
-            return _gunzip(data, limit_bytes)
-        case Codec.SNAPPY:
-            return _unsnappy(data, limit_bytes)
-        case Codec.LZ4:
-            _check_limit(_lz4_bound(data), limit_bytes)
-            return bytes(cramjam.lz4.decompress(data))
-        case Codec.ZSTD:
-            _check_limit(_zstd_bound(data), limit_bytes)
-            return bytes(cramjam.zstd.decompress(data))
-        case _:
-            raise CorruptDataError(f"compression codec {codec} is unknown")
+    """Return *data* unpacked into memory of its own; see `Unpacker.unpack`."""
+    return Unpacker().unpack(codec, data, limit_bytes=limit_bytes)
 
 
 def _check_limit(size_bytes: int, limit_bytes: int) -> None:
@@ -128,27 +167,20 @@ def _xerial_parts(data: bytes) -> Iterator[bytes]:
         yield block
 
 
-def _unsnappy(data: memoryview, limit_bytes: int) -> bytes:
-    """Unpack snappy as snappy-java frames it, or without a frame, as some clients send it."""
-    if data[: len(_XERIAL_MAGIC)] != _XERIAL_MAGIC:
-        _check_limit(cramjam.snappy.decompress_raw_len(data), limit_bytes)
-        return bytes(cramjam.snappy.decompress_raw(data))
+def _xerial_blocks(data: memoryview) -> list[memoryview]:
+    """Return the packed blocks of a frame of snappy-java."""
     if len(data) < len(_XERIAL_HEADER):
         raise CorruptDataError("the snappy frame's header is cut short")
-    blocks: list[bytes] = []
-    unpacked_bytes = 0
+    blocks: list[memoryview] = []
     position = len(_XERIAL_HEADER)
     while position < len(data):
         (block_bytes,) = _INT32.unpack_from(data, position)
         position += _INT32.size
         if not 0 < block_bytes <= len(data) - position:
             raise CorruptDataError(f"a snappy block of {block_bytes} bytes does not fit in the batch")
-        block = data[position : position + block_bytes]
-        unpacked_bytes += cramjam.snappy.decompress_raw_len(block)
-        _check_limit(unpacked_bytes, limit_bytes)
-        blocks.append(bytes(cramjam.snappy.decompress_raw(block)))
+        blocks.append(data[position : position + block_bytes])
         position += block_bytes
-    return b"".join(blocks)
+    return blocks
 
 
 def _lz4_bound(data: memoryview) -> int:

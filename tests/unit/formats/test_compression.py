@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import resource
 import struct
+from pathlib import Path
 
 import cramjam
 import pytest
@@ -12,10 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieringd.errors import CorruptDataError
-from tieringd.formats.compression import Codec, compress, decompress
+from tieringd.formats.compression import Codec, Unpacker, compress, decompress
 
 PACKED = [codec for codec in Codec if codec is not Codec.NONE]
 DATA = bytes(range(256)) * 1200
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @given(st.binary(max_size=2000), st.sampled_from(Codec))
@@ -118,3 +125,38 @@ def test_arbitrary_bytes_unpack_or_are_corrupt(data, codec, with_magic):
     }[codec]
     with contextlib.suppress(CorruptDataError):
         decompress(codec, memoryview(magic * with_magic + data))
+
+
+def test_unpacker_takes_batches_of_every_codec_in_turn():
+    """The same memory serves one batch after another, larger and smaller, of any codec."""
+    unpacker = Unpacker()
+    for size in (0, 1, 5000, 100, 300_000, 7):
+        for codec in Codec:
+            packed = memoryview(compress(codec, DATA[:size]))
+            assert bytes(unpacker.unpack(codec, packed)) == DATA[:size]
+
+
+def test_unpacker_uses_its_memory_again():
+    """What was unpacked before is written over: it holds until the next batch, and no longer."""
+    unpacker = Unpacker()
+    first = unpacker.unpack(Codec.ZSTD, memoryview(compress(Codec.ZSTD, b"first" * 9)))
+    unpacker.unpack(Codec.LZ4, memoryview(compress(Codec.LZ4, b"other" * 9)))
+    assert bytes(first) == b"other" * 9
+
+
+def test_unpacker_is_as_good_as_new_after_damage():
+    """A damaged stream leaves nothing behind."""
+    unpacker = Unpacker()
+    for codec in PACKED:
+        packed = compress(codec, DATA)
+        with pytest.raises(CorruptDataError):
+            unpacker.unpack(codec, memoryview(packed[: len(packed) // 2]))
+        assert bytes(unpacker.unpack(codec, memoryview(packed))) == DATA
+
+
+def test_memory_that_is_only_claimed_is_not_taken():
+    """A frame of a kilobyte that claims a gigabyte takes no more memory than it fills."""
+    frame = b"\x04\x22\x4d\x18\x60\x70\x73" + b"\x01\x00\x00\x80x" * 250 + bytes(4)
+    unpacker, before = Unpacker(), resident_bytes()
+    assert bytes(unpacker.unpack(Codec.LZ4, memoryview(frame))) == b"x" * 250
+    assert resident_bytes() - before < 100 << 20
