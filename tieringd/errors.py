@@ -17,6 +17,7 @@ TieringError
 ├── BrokerDenied              the broker refuses an operation for good
 ├── FencedError               another writer owns the partition: stop, do not retry
 ├── LogGapError               the local log no longer reaches the remote log
+├── DataLossError             records that a reader asked for are not in the archive
 ├── ProtocolViolation         a peer sent what is no Kafka message: close its connection
 └── CorruptDataError          CRC, length or order is wrong: quarantine, never retry
 
@@ -140,6 +141,10 @@ class LogGapError(TieringError):
         super().__init__(message, hint=hint)
         self.next_offset = next_offset
         self.first_local_offset = first_local_offset
+
+
+class DataLossError(TieringError):
+    """Records that a reader asked for are not in the archive, and it did not say that this is all right."""
 
 
 class ProtocolViolation(TieringError):

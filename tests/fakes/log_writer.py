@@ -75,9 +75,10 @@ class LogWriter:
         *,
         first_offset: int = 0,
         topic_id: str = TOPIC_ID,
+        cluster: str = CLUSTER,
     ) -> None:
         self.name = TopicPartition(topic, partition)
-        self.identified = TopicIdPartition(CLUSTER, topic, topic_id, partition)
+        self.identified = TopicIdPartition(cluster, topic, topic_id, partition)
         self.path = Path(log_dir) / str(self.name)
         self.partition = LocalPartition(self.name, topic_id, str(self.path), str(log_dir))
         self.next_offset = first_offset

@@ -8,7 +8,7 @@ what is being looked at. Every batch's CRC is checked, whoever asks.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -134,6 +134,12 @@ def floor_position(index: SegmentIndex, offset: int) -> int:
     """Return the position of the last index entry at or before *offset*; 0 when none is."""
     row = bisect_right(index.entries, offset, key=lambda entry: entry.offset) - 1
     return index.entries[row].position if row >= 0 else 0
+
+
+def ceiling_position(index: SegmentIndex, next_offset: int) -> int:
+    """Return the position of the first index entry at or past *next_offset*; the end when none is."""
+    row = bisect_left(index.entries, next_offset, key=lambda entry: entry.offset)
+    return index.entries[row].position if row < len(index.entries) else index.size_bytes
 
 
 def offset_at_or_after_time(index: SegmentIndex, timestamp_ms: int) -> int:

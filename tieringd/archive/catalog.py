@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, parse_topic_manifest_key
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.manifest import PartitionManifest
     from tieringd.storage.base import ObjectStore
+
+LOADS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,25 @@ class Catalog:
             if manifest is not None:
                 yield manifest
 
+    async def readable(
+        self, accepts: Callable[[str], bool], *, cluster: str | None = None
+    ) -> tuple[TopicManifest, ...]:
+        """
+        Return the topics whose names *accepts* takes, of which anything can be read, by cluster and name.
+
+        Of a cluster's several incarnations of a topic it is the one that `topic` returns. Only their own
+        manifests are loaded.
+        """
+        keys = [
+            key async for key in self._topic_keys() if cluster in {None, key.cluster} and accepts(key.topic)
+        ]
+        found: dict[tuple[str, str], list[TopicManifest]] = {}
+        for manifest in await at_once(keys, self._manifests.load_topic, width=LOADS_AT_ONCE):
+            if manifest is not None and manifest.partition_count:
+                found.setdefault((manifest.key.cluster, manifest.key.topic), []).append(manifest)
+        latest = (_latest(found[name]) for name in sorted(found))
+        return tuple(manifest for manifest in latest if manifest.lifecycle not in BEYOND_RETURN)
+
     async def topic(self, name: str) -> ArchivedTopic:
         """
         Return a topic with its partitions; of several incarnations, the latest that is not purged.
@@ -70,10 +92,7 @@ class Catalog:
                 f"the bucket holds no topic named {name}",
                 hint="`tieringd archive topics` lists what it holds",
             )
-        latest = max(
-            found, key=lambda manifest: (manifest.lifecycle not in BEYOND_RETURN, manifest.created_at_ms)
-        )
-        return await self.with_partitions(latest)
+        return await self.with_partitions(_latest(found))
 
     async def incarnation(self, name: str, topic_id: str) -> TopicManifest:
         """
@@ -130,3 +149,10 @@ class Catalog:
             start_after = page.next_start_after
             if start_after is None:
                 return
+
+
+def _latest(incarnations: Iterable[TopicManifest]) -> TopicManifest:
+    """Return the latest of several incarnations; one that is purged only where all are."""
+    return max(
+        incarnations, key=lambda manifest: (manifest.lifecycle not in BEYOND_RETURN, manifest.created_at_ms)
+    )

@@ -18,8 +18,10 @@ R = TypeVar("R")
 PARTS_AT_ONCE = 4
 
 
-async def at_once(parts: Sequence[T], send: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Return what *send* gives for each part, in order. A few are sent at once; one failure ends all."""
+async def at_once(
+    parts: Sequence[T], send: Callable[[T], Awaitable[R]], *, width: int = PARTS_AT_ONCE
+) -> list[R]:
+    """Return what *send* gives for each part, in order. *width* are sent at once; one failure ends all."""
     waiting = iter(enumerate(parts))
     results: dict[int, R] = {}
 
@@ -29,7 +31,7 @@ async def at_once(parts: Sequence[T], send: Callable[[T], Awaitable[R]]) -> list
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(PARTS_AT_ONCE, len(parts))):
+            for _ in range(min(width, len(parts))):
                 group.create_task(work())
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]
