@@ -1,0 +1,11 @@
+"""
+The decoder of Spark's executors: stored record batches to Arrow.
+
+`SegmentDecoder` is what a task uses; `arrow_schema` is what its record batches look like.
+"""
+
+from tieringd.spark.decoder.batches import Selection
+from tieringd.spark.decoder.schema import COLUMNS, arrow_schema
+from tieringd.spark.decoder.segment_decoder import CorruptBatch, SegmentDecoder
+
+__all__ = ["COLUMNS", "CorruptBatch", "SegmentDecoder", "Selection", "arrow_schema"]
