@@ -24,6 +24,8 @@ def running_spark(
     if shutil.which("java") is None:
         raise RuntimeError("Spark needs Java 17: apt-get install openjdk-17-jre-headless")
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Else Spark looks up the machine's own name, which some machines do not know.
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys(sys.path)))
     builder = (
         SparkSession.builder.master(f"local[{cores}]")

@@ -26,7 +26,7 @@ from tieringd.metrics import Metrics
 from tieringd.storage.opening import opened_store
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Coroutine, Generator
 
     from tieringd.config import Config
     from tieringd.storage.resilient import ResilientStore
@@ -82,7 +82,7 @@ class Bucket:
 
     def runs(
         self, key: str, *, position: int, end: int, chunk_bytes: int = CHUNK_BYTES
-    ) -> Iterator[tuple[memoryview, int]]:
+    ) -> Generator[tuple[memoryview, int]]:
         """
         Yield a data object's bytes from *position* up to *end*, as `ArchiveReader.runs` does.
 
@@ -90,7 +90,7 @@ class Bucket:
         """
         return self.iterate(self.reader.runs(key, position, end, chunk_bytes))
 
-    def iterate(self, items: AsyncGenerator[T]) -> Iterator[T]:
+    def iterate(self, items: AsyncGenerator[T]) -> Generator[T]:
         """Yield what *items* yields, one ahead of the caller; it runs on the bucket's loop."""
         following = asyncio.run_coroutine_threadsafe(_next(items), self._loop)
         try:

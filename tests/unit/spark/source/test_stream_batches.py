@@ -1,0 +1,186 @@
+"""What the next batch of a stream takes, from where it is and what is archived: values in, values out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tieringd.errors import CorruptDataError, DataLossError
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition, TopicPartition
+from tieringd.spark.source.data_loss import LossRule
+from tieringd.spark.source.stream_batches import batch_end, ends_of, goes_on_from, limited, waiting_offsets
+from tieringd.spark.source.stream_offsets import StreamOffsets
+from tieringd.spark.source.topics import Archived
+
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+STRICT = LossRule()
+IDS = {"a": "id-a"}
+
+
+def archived(*ranges, ids=None, unarchived=()):
+    """Return an archive of partitions, each with where it begins and ends."""
+    manifests = {
+        name: PartitionManifest(
+            TopicIdPartition(
+                "c", name.topic, (ids or {}).get(name.topic, f"id-{name.topic}"), name.partition
+            ),
+            start_offset=begin,
+            next_offset=end,
+        )
+        for name, begin, end in ranges
+    }
+    return Archived(manifests, frozenset(unarchived))
+
+
+def step(start, found, *, rule=STRICT, until=None):
+    begin = goes_on_from(start, found, rule=rule)
+    return batch_end(begin, ends_of(begin, found, until=until))
+
+
+def test_batch_goes_on_to_the_end_of_the_archive():
+    """From where the one before it ended."""
+    start = StreamOffsets({A0: 10, A1: 20}, IDS)
+    assert step(start, archived((A0, 0, 30), (A1, 0, 20))) == StreamOffsets({A0: 30, A1: 20}, IDS)
+
+
+def test_first_batch_says_where_it_began():
+    """It may be done again by a reader that would begin elsewhere by then."""
+    start = StreamOffsets({A0: 10}, IDS, is_initial=True)
+    assert step(start, archived((A0, 0, 30))) == StreamOffsets({A0: 30}, IDS, begins={A0: 10})
+
+
+def test_new_partition_begins_at_its_earliest_offset():
+    """And so does a new topic; the batch says where that was."""
+    start = StreamOffsets({A0: 10}, IDS)
+    found = archived((A0, 0, 10), (A1, 0, 5), (B0, 7, 9))
+    assert step(start, found) == StreamOffsets(
+        {A0: 10, A1: 5, B0: 9}, IDS | {"b": "id-b"}, begins={A1: 0, B0: 7}
+    )
+
+
+def test_new_partition_without_records_waits():
+    """It would be a batch of nothing."""
+    start = StreamOffsets({A0: 10}, IDS)
+    assert step(start, archived((A0, 0, 12), (A1, 0, 0), (B0, 3, 3))) == StreamOffsets({A0: 12}, IDS)
+
+
+def test_partition_that_is_not_archived_yet_is_waited_for():
+    """It may have been given an offset to begin at."""
+    start = StreamOffsets({A0: 10, A1: 5}, IDS)
+    assert step(start, archived((A0, 0, 12), unarchived=[A1])) == StreamOffsets({A0: 12, A1: 5}, IDS)
+
+
+def test_nothing_is_read_past_what_was_there_at_the_start():
+    """With the trigger availableNow: neither later records nor later partitions."""
+    start = StreamOffsets({A0: 10}, IDS)
+    found = archived((A0, 0, 40), (A1, 0, 5))
+    assert step(start, found, until={A0: 30}) == StreamOffsets({A0: 30}, IDS)
+    assert step(StreamOffsets({A0: 30}, IDS), found, until={A0: 30}) == StreamOffsets({A0: 30}, IDS)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason", "end"),
+    [
+        pytest.param(
+            archived((A0, 0, 5)),
+            "offset 10 of a-0: the archive was cut back and ends at offset 5 now",
+            StreamOffsets({A0: 5}, IDS),
+            id="cut back",
+        ),
+        pytest.param(
+            archived((B0, 0, 0)),
+            "offset 10 of a-0: the bucket has nothing of this partition any more",
+            StreamOffsets({A0: 10}, IDS),
+            id="gone",
+        ),
+        pytest.param(
+            archived((A0, 3, 9), ids={"a": "new"}),
+            "offset 10 of a-0: the topic was deleted and created again",
+            StreamOffsets({A0: 9}, {"a": "new"}, begins={A0: 3}),
+            id="created again",
+        ),
+    ],
+)
+def test_archive_that_is_not_what_it_was(warnings, found, reason, end):
+    """It is an error; when records may be missing, the stream goes on with what there is."""
+    start = StreamOffsets({A0: 10}, IDS)
+    with pytest.raises(DataLossError, match=reason):
+        step(start, found)
+    assert step(start, found, rule=LossRule(is_fatal=False)) == end
+    assert warnings.events() == ["records are not in the archive"]
+
+
+def test_limit_is_shared_by_what_waits():
+    """As in the Kafka source: in proportion, and one offset at the least."""
+    ends, waiting = {A0: 100, A1: 1030, B0: 7}, {A0: 90, A1: 30, B0: 1}
+    assert limited(ends, waiting, 40) == {A0: 39, A1: 1009, B0: 7}
+    assert limited(ends, waiting, 121) == ends
+
+
+def test_limit_does_not_count_what_has_expired():
+    """Only what can be read."""
+    start = StreamOffsets({A0: 10}, IDS)
+    found = archived((A0, 80, 100))
+    begin = goes_on_from(start, found, rule=STRICT)
+    ends = ends_of(begin, found, until=None)
+    waiting = waiting_offsets(begin, ends, found)
+    assert waiting == {A0: 20}
+    assert limited(ends, waiting, 5) == {A0: 85}
+
+
+partitions = st.builds(TopicPartition, st.sampled_from(["a", "b.c", "d_e-f"]), st.integers(0, 20))
+
+
+@given(
+    waiting=st.dictionaries(partitions, st.integers(1, 10**9), min_size=1),
+    max_offsets=st.integers(1, 10**9),
+)
+def test_limited_batches_reach_the_end(waiting, max_offsets):
+    """Each partition with records goes on, none past its end, all together by about the limit."""
+    ends = dict.fromkeys(waiting, 10**12)
+    taken = {
+        partition: end - (ends[partition] - waiting[partition])
+        for partition, end in limited(ends, waiting, max_offsets).items()
+    }
+    assert all(1 <= taken[partition] <= waiting[partition] for partition in waiting)
+    assert sum(taken.values()) <= max_offsets + len(waiting)
+
+
+@given(
+    offsets=st.dictionaries(partitions, st.integers(0, 2**62)),
+    begins=st.dictionaries(partitions, st.integers(0, 2**62)),
+    is_initial=st.booleans(),
+)
+def test_checkpoint_holds_everything(offsets, begins, is_initial):
+    """What is read back is what was written, whatever the order of a dictionary."""
+    found = StreamOffsets(offsets, {one.topic: "id" for one in offsets}, begins, is_initial)
+    assert StreamOffsets.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_checkpoint_is_read_as_the_kafka_source_writes_it():
+    """By topic and partition, with what is more under names that no topic has."""
+    found = StreamOffsets({A1: 2, A0: 1, B0: 3}, IDS | {"b": "x"})
+    assert json.dumps(found.to_json()) == (
+        '{"a": {"0": 1, "1": 2}, "b": {"0": 3}, "@topicIds": {"a": "id-a", "b": "x"}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"a": {"0": 1}},
+        {"a": 1, "@topicIds": {}},
+        {"logOffset": 3, "@topicIds": {}},
+        {"a": {"x": 1}, "@topicIds": {}},
+    ],
+)
+def test_checkpoint_of_another_source_is_refused(document):
+    """The message says what to do."""
+    with pytest.raises(
+        CorruptDataError, match=r"is not of the data source tieringd.*new checkpoint location"
+    ):
+        StreamOffsets.from_json(document)

@@ -1,0 +1,341 @@
+"""What tasks read: every record once, whatever becomes of the objects in the meantime."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tieringd.archive.archive_reader import ArchiveReader, ceiling_position, floor_position
+from tieringd.errors import CorruptDataError, DataLossError, ObjectNotFound
+from tieringd.formats.record_batch import LENGTH_STARTS_AT
+from tieringd.model.segment import IndexEntry, SegmentIndex
+from tieringd.spark.source.data_loss import LossRule
+from tieringd.spark.source.planning import plan_tasks
+from tieringd.spark.source.segment_runs import Run, sections
+from tieringd.spark.source.segment_spans import OffsetRange, find_spans
+from tieringd.spark.source.task_reader import ReadingRules, TaskReader, _end_of
+
+EVERYTHING = 2**40
+
+
+class Reading:
+    """One reading of one log, planned when it is made."""
+
+    def __init__(self, bucket, archive, writer, *, from_offset=0, next_offset=None, tasks=1, **rules):
+        manifest = archive.manifest(writer)
+        self.loss = LossRule(is_fatal=rules.pop("fail_on_data_loss", True))
+        end = manifest.next_offset if next_offset is None else next_offset
+        spans = find_spans(bucket, [OffsetRange(writer.name, manifest, from_offset, end)], rule=self.loss)
+        self.tasks = plan_tasks(spans, task_bytes=EVERYTHING, tasks_min=tasks)
+        values = {"columns": ("offset", "value"), "read_committed": False, "skip_corrupt": False}
+        self.reader = TaskReader(bucket, ReadingRules(**values | rules, loss=self.loss))
+
+    def batches(self):
+        """Yield what the tasks yield, one after another."""
+        for task in self.tasks:
+            yield from self.reader.batches(task)
+
+    def records(self):
+        """Return every record's offset and value, in the order in which they are read."""
+        return [(row["offset"], row["value"]) for batch in self.batches() for row in batch.to_pylist()]
+
+
+def written(writer, *, from_offset=0, next_offset=EVERYTHING, read_committed=False):
+    values = writer.values(read_committed=read_committed)
+    return [(offset, value) for offset, value in values.items() if from_offset <= offset < next_offset]
+
+
+@pytest.fixture
+def writer(archive):
+    """Give a log of four segments, with transactions in it that cross their ends."""
+    writer = archive.writer()
+    for number in range(4):
+        writer.append(b"aborted %d" % number, producer_id=7)
+        for turn in range(6):
+            writer.append(b"plain %d %d" % (number, turn), b"b", b"c" * 50)
+            writer.append(b"kept %d %d" % (number, turn), producer_id=8)
+        if number % 2:
+            writer.abort(7)
+            writer.commit(8)
+        writer.roll()
+    archive.add(writer)
+    return writer
+
+
+@pytest.mark.parametrize("read_committed", [False, True])
+@pytest.mark.parametrize("tasks", [1, 3, 20, 500])
+def test_tasks_read_every_record_once(bucket, archive, writer, tasks, read_committed):
+    """However many they are, in either isolation level."""
+    reading = Reading(bucket, archive, writer, tasks=tasks, read_committed=read_committed)
+    assert abs(len(reading.tasks) - min(tasks, writer.next_offset)) <= 1
+    assert reading.records() == written(writer, read_committed=read_committed)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 1), (5, 9), (26, 29), (40, 104), (104, 104)])
+def test_range_is_read_exactly(bucket, archive, writer, begin, end):
+    """Also where it begins and ends inside a batch."""
+    reading = Reading(bucket, archive, writer, from_offset=begin, next_offset=end)
+    assert reading.records() == written(writer, from_offset=begin, next_offset=end)
+
+
+def test_spilled_segments_are_read(bucket, archive, writer):
+    """Their manifests are loaded when a range needs them."""
+    archive.spill(writer, 2)
+    reading = Reading(bucket, archive, writer, from_offset=20)
+    assert reading.records() == written(writer, from_offset=20)
+
+
+class Counting(ArchiveReader):
+    """Counts the bytes that are asked for."""
+
+    asked_bytes = 0
+
+    async def runs(self, key, position, end, chunk_bytes=8192):
+        """Yield what there is."""
+        self.asked_bytes += end - position
+        async for item in super().runs(key, position, end, chunk_bytes):
+            yield item
+
+
+def test_part_of_a_segment_is_read_from_its_index_entry(bucket, archive):
+    """Not from the segment's beginning, and not to its end; together the parts are the segment."""
+    writer = archive.writer()
+    for number in range(200):
+        writer.append(b"%d" % number * 2000, b"b" * 2000)
+    writer.roll()
+    archive.add(writer)
+    size_bytes = archive.manifest(writer).segments.total_bytes
+    bucket.reader = Counting(bucket.store)
+
+    part = Reading(bucket, archive, writer, from_offset=41, next_offset=47)
+    assert part.records() == written(writer, from_offset=41, next_offset=47)
+    assert bucket.reader.asked_bytes < size_bytes / 4
+
+    bucket.reader.asked_bytes = 0
+    assert Reading(bucket, archive, writer, tasks=5).records() == written(writer)
+    assert bucket.reader.asked_bytes < size_bytes * 1.5
+
+
+def test_columns_are_those_that_are_asked_for(bucket, archive, writer):
+    """In their order, and no other."""
+    reading = Reading(bucket, archive, writer, columns=("timestampType", "topic", "partition"))
+    (batch, *_) = reading.batches()
+    assert batch.schema.names == ["timestampType", "topic", "partition"]
+    assert batch.to_pylist()[0] == {"timestampType": 0, "topic": "orders", "partition": 0}
+
+
+@pytest.mark.parametrize("tasks", [1, 3, 20])
+def test_plan_outlives_its_segments(bucket, archive, writer, tasks):
+    """A table that was planned long ago is read as it was, from what its segments were merged into."""
+    reading = Reading(bucket, archive, writer, tasks=tasks, read_committed=True)
+    archive.merge(writer)
+    assert reading.records() == written(writer, read_committed=True)
+
+
+class Interrupted(ArchiveReader):
+    """Fetches few bytes at a time, and lets something happen after some of them."""
+
+    def __init__(self, store, *, after_runs, happening):
+        super().__init__(store)
+        self._runs_left = after_runs
+        self._happening = happening
+
+    async def runs(self, key, position, end, chunk_bytes=150):
+        """Yield what there is, with the happening in between."""
+        async for item in super().runs(key, position, end, chunk_bytes):
+            yield item
+            self._runs_left -= 1
+            if self._runs_left == 0:
+                await asyncio.to_thread(self._happening)
+
+
+@pytest.mark.parametrize("after_runs", [1, 2, 3, 5, 8, 13])
+def test_segment_that_goes_while_it_is_read(bucket, archive, writer, after_runs):
+    """Reading goes on at the next offset: nothing comes twice, and nothing is left out."""
+    reading = Reading(bucket, archive, writer)
+    bucket.reader = Interrupted(bucket.store, after_runs=after_runs, happening=lambda: archive.merge(writer))
+    assert reading.records() == written(writer)
+    assert len(archive.manifest(writer).segments) == 1
+
+
+def test_offsets_that_expire_meanwhile_are_an_error(bucket, archive, writer):
+    """They are named: they were asked for when there were still there."""
+    reading = Reading(bucket, archive, writer, from_offset=10)
+    archive.expire(writer, 2)
+    first = archive.manifest(writer).start_offset
+    with pytest.raises(DataLossError, match=f"offsets 10 to {first - 1} of orders-0: the archive begins at"):
+        reading.records()
+
+
+@pytest.mark.parametrize("tasks", [1, 6])
+def test_offsets_that_expire_meanwhile_may_be_missing(bucket, archive, writer, warnings, tasks):
+    """The rest is read."""
+    reading = Reading(bucket, archive, writer, tasks=tasks, fail_on_data_loss=False)
+    archive.expire(writer, 2)
+    first = archive.manifest(writer).start_offset
+    assert reading.records() == written(writer, from_offset=first)
+    assert "records are not in the archive" in warnings.events()
+
+
+def test_archive_that_is_deleted_meanwhile(bucket, archive, writer, warnings):
+    """Nothing is left of it, and that is a loss as well."""
+    strict = Reading(bucket, archive, writer)
+    lenient = Reading(bucket, archive, writer, fail_on_data_loss=False)
+    archive.delete(writer, *archive.manifest(writer).segments)
+    archive.forget(writer)
+    with pytest.raises(DataLossError, match="orders-0: the topic's archive was deleted meanwhile"):
+        strict.records()
+    assert lenient.records() == []
+
+
+def test_other_partitions_are_read_when_one_has_gone(bucket, archive, writer):
+    """A task may hold spans of several."""
+    other = archive.filled("orders", 1)
+    first = Reading(bucket, archive, writer, fail_on_data_loss=False)
+    second = Reading(bucket, archive, other)
+    archive.delete(writer, *archive.manifest(writer).segments)
+    archive.forget(writer)
+    (task,), (other_task,) = first.tasks, second.tasks
+    offsets = [
+        offset
+        for batch in first.reader.batches((*task, *other_task))
+        for offset in batch.column("offset").to_pylist()
+    ]
+    assert offsets == list(other.values())
+
+
+def test_partition_after_another_is_read_from_its_own_beginning(bucket, archive, writer):
+    """How far the one before it was read says nothing."""
+    other = archive.filled("orders", 1)
+    (task,), (other_task,) = (Reading(bucket, archive, one).tasks for one in (writer, other))
+    reader = Reading(bucket, archive, writer).reader
+    archive.merge(writer)
+    found = [
+        (row["offset"], row["value"])
+        for batch in reader.batches((*other_task, *task))
+        for row in batch.to_pylist()
+    ]
+    assert found == written(other) + written(writer)
+
+
+@pytest.mark.parametrize("suffix", ["", ".index"])
+def test_object_that_is_missing_for_no_reason(bucket, archive, writer, suffix):
+    """The manifest still names it: an operator has to look, and no loss was agreed to."""
+    path = archive.object_of(writer, 1)
+    path.with_name(path.name + suffix).unlink()
+    reading = Reading(bucket, archive, writer, fail_on_data_loss=False)
+    with pytest.raises(ObjectNotFound, match=r"names an object that the bucket does not have.*archive scrub"):
+        reading.records()
+
+
+def test_recorded_gap_is_an_error(bucket, archive, writer):
+    """It is named with its reason, when the plan is made."""
+    archive.lose(writer, b"x", b"y")
+    gone = writer.next_offset
+    with pytest.raises(
+        DataLossError, match=f"offsets {gone - 2} to {gone - 1} of orders-0: .*broker deleted"
+    ):
+        Reading(bucket, archive, writer)
+    assert Reading(bucket, archive, writer, next_offset=gone - 2).records() == written(
+        writer, next_offset=gone - 2
+    )
+
+
+def test_recorded_gap_may_be_read_across(bucket, archive, writer, warnings):
+    """What is on both sides is read, and the gap told as far as it was asked for."""
+    begin = writer.next_offset
+    archive.lose(writer, b"x", b"y", b"z")
+    writer.closed_segment(b"after")
+    archive.add(writer)
+    reading = Reading(bucket, archive, writer, from_offset=begin + 1, fail_on_data_loss=False)
+    assert reading.records() == [(begin + 3, b"after")]
+    (told,) = warnings.of("records are not in the archive")
+    assert (told["base_offset"], told["last_offset"]) == (begin + 1, begin + 2)
+
+
+def damage(path, position, data=b"\xff\xff\xff\xff"):
+    content = bytearray(path.read_bytes())
+    content[position : position + len(data)] = data
+    path.write_bytes(content)
+
+
+def test_corrupt_batch_is_an_error(bucket, archive, writer):
+    """With the object and the position, so that an operator can look."""
+    damage(archive.object_of(writer, 0), 62)
+    with pytest.raises(CorruptDataError, match=r"CRC .*\(in .*\.log, position 0, offset 0\)"):
+        Reading(bucket, archive, writer).records()
+
+
+def test_corrupt_batch_may_be_passed_over(bucket, archive, writer, warnings):
+    """Its records are missing, those of all other batches are there, and a warning says where it was."""
+    damage(archive.object_of(writer, 0), 62)
+    assert Reading(bucket, archive, writer, skip_corrupt=True).records() == written(writer, from_offset=1)
+    (told,) = warnings.of("corrupt batch passed over")
+    assert (told["position"], told["offset"]) == (0, 0)
+
+
+def test_what_was_read_behind_a_corrupt_batch_is_not_read_again(archive, writer):
+    """Where a segment goes after that, reading goes on behind the last sound batch of the run."""
+    data = bytearray(archive.object_of(writer, 0).read_bytes())
+    second = LENGTH_STARTS_AT + int.from_bytes(data[8:12], "big")
+    next_offset = archive.manifest(writer).segments[0].next_offset
+    data[second + 62] ^= 0xFF
+
+    assert _end_of(Run(0, memoryview(data), 0, ()), 0) == next_offset
+
+
+def test_bytes_that_are_no_batches_may_be_passed_over(bucket, archive, writer, warnings):
+    """Where a length is wrong, the rest of that part of the object is missing; other segments are read."""
+    damage(archive.object_of(writer, 1), 8, b"\x00\x0f\xff\xff")
+    following = archive.manifest(writer).segments[2].base_offset
+    first = archive.manifest(writer).segments[1].base_offset
+    records = Reading(bucket, archive, writer, skip_corrupt=True).records()
+    assert records == written(writer, next_offset=first) + written(writer, from_offset=following)
+    assert warnings.events() == ["bytes that are no batches passed over"]
+
+
+def test_batches_that_cannot_be_told_apart_may_be_passed_over(bucket, archive, writer, warnings):
+    """A length that leads into the middle of a batch costs no more than the rest of that part."""
+    damage(archive.object_of(writer, 1), 8, b"\x00\x00\x00\x40")
+    following = archive.manifest(writer).segments[2].base_offset
+    first = archive.manifest(writer).segments[1].base_offset
+    records = Reading(bucket, archive, writer, skip_corrupt=True).records()
+    sound = [one for one in records if not first <= one[0] < following]
+    assert sound == written(writer, next_offset=first) + written(writer, from_offset=following)
+    assert warnings.events()
+
+
+INDEX = SegmentIndex(
+    base_offset=100,
+    last_offset=199,
+    size_bytes=1000,
+    crc32c=0,
+    record_count=0,
+    batch_count=0,
+    epochs=(),
+    aborted=(),
+    entries=tuple(IndexEntry(offset, (offset - 100) * 10, 0) for offset in (100, 120, 150, 190)),
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "positions"),
+    [
+        pytest.param(100, 200, (0, 1000), id="all"),
+        pytest.param(120, 150, (200, 500), id="at entries"),
+        pytest.param(121, 149, (200, 500), id="between entries"),
+        pytest.param(119, 121, (0, 500), id="around an entry"),
+        pytest.param(191, 195, (900, 1000), id="after the last entry"),
+    ],
+)
+def test_range_of_offsets_is_a_range_of_bytes(begin, end, positions):
+    """From the entry at or before its first offset to the one at or after its end."""
+    assert (floor_position(INDEX, begin), ceiling_position(INDEX, end)) == positions
+
+
+def test_sections_begin_at_entries():
+    """So that one can be read though the one before it cannot."""
+    assert sections(INDEX, 0, 1000, section_bytes=400) == [0, 500, 900, 1000]
+    assert sections(INDEX, 200, 500, section_bytes=100) == [200, 500]
+    assert sections(INDEX, 200, 200) == [200]

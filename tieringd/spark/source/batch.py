@@ -1,0 +1,60 @@
+"""Reading an archive as a batch: planned once on the driver, read by tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader
+
+from tieringd.spark.source.offsets import OffsetFinder, require_order
+from tieringd.spark.source.segment_spans import OffsetRange
+from tieringd.spark.source.topics import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import InputPartition
+
+    from tieringd.spark.source.request import Request
+
+
+class BatchReader(DataSourceReader):
+    """
+    Reads the offsets between two positions.
+
+    Filters are left to Spark. It keeps one plan for all uses of a table: rows that one use does not want
+    would be missing for the next.
+    """
+
+    def __init__(self, request: Request) -> None:
+        """Take what is asked for; nothing is looked at before `partitions`."""
+        self._request = request
+
+    def partitions(self) -> list[InputPartition]:
+        """
+        Return the tasks, planned from the manifests as they are now.
+
+        Raises:
+            ConfigError: The options do not fit the archive.
+            DataLossError: Records that were asked for are missing, and that is not all right.
+            ObjectNotFound: A topic is not in the bucket.
+        """
+        request, bucket = self._request, self._request.bucket()
+        options = request.options
+        archived = Topics(bucket, options.subscription).existing()
+        finder = OffsetFinder(bucket, archived)
+        starts = finder.starts(options.start, on_no_match=options.on_no_match)
+        ends = finder.ends(options.end)
+        require_order(options.start, options.end, starts, ends)
+        ranges = [
+            OffsetRange(
+                partition, archived.manifests.get(partition), starts.get(partition, 0), ends.get(partition, 0)
+            )
+            for partition in sorted(starts.keys() | ends.keys())
+        ]
+        return request.tasks(ranges, loss=request.loss)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the records of a task, on an executor; see `Request.read`."""
+        return self._request.read(partition)

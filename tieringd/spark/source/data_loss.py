@@ -1,0 +1,73 @@
+"""What happens when records that were asked for are not in the archive: an error, or a warning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import DataLossError
+
+if TYPE_CHECKING:
+    from tieringd.model.manifest import Gap
+    from tieringd.model.partition import TopicPartition
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Offsets that were asked for, and why they cannot be had."""
+
+    partition: TopicPartition
+    base_offset: int
+    last_offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        offsets = f"offsets {self.base_offset} to {self.last_offset} of {self.partition}"
+        if self.base_offset == self.last_offset:
+            offsets = f"offset {self.base_offset} of {self.partition}"
+        return f"{offsets}: {self.reason}"
+
+    @classmethod
+    def of_gap(cls, partition: TopicPartition, gap: Gap, *, from_offset: int, next_offset: int) -> Loss:
+        """Return what a recorded gap takes from the offsets up to *next_offset*, exclusive."""
+        return cls(
+            partition,
+            max(gap.base_offset, from_offset),
+            min(gap.last_offset, next_offset - 1),
+            f"the archive has a recorded gap there: {gap.reason}",
+        )
+
+
+@dataclass(slots=True)
+class LossRule:
+    """What `failOnDataLoss` says. One that is kept warns of each loss once."""
+
+    is_fatal: bool = True
+    told: set[Loss] = field(default_factory=set, repr=False, compare=False)
+
+    def meet(self, loss: Loss) -> None:
+        """
+        Go on after a warning, or do not.
+
+        Raises:
+            DataLossError: The user did not say that records may be missing.
+        """
+        if self.is_fatal:
+            raise DataLossError(
+                f"records are not in the archive: {loss}",
+                hint="Set the option failOnDataLoss to false to read what there is",
+            )
+        if loss in self.told:
+            return
+        self.told.add(loss)
+        log.warning(
+            "records are not in the archive",
+            partition=str(loss.partition),
+            base_offset=loss.base_offset,
+            last_offset=loss.last_offset,
+            reason=loss.reason,
+        )

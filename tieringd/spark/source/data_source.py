@@ -1,0 +1,71 @@
+"""
+The data source as Spark knows it, by its name: `spark.read.format("tieringd")`, and `readStream`.
+
+Spark imports this module wherever it looks for data sources, whether or not this one is meant. So what takes
+time to import is imported when it is used.
+"""
+
+# ruff: noqa: PLC0415
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from tieringd.spark.source.batch import BatchReader
+    from tieringd.spark.source.request import Request
+    from tieringd.spark.source.stream import StreamReader
+
+
+class TieringdDataSource(DataSource):
+    """Archived topics, as Spark's own Kafka source would show them."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return what users write in `format`."""
+        return "tieringd"
+
+    def schema(self) -> StructType:
+        """
+        Return the schema of the columns that are asked for.
+
+        Raises:
+            ConfigError: An option is wrong that matters to any use.
+        """
+        from tieringd.spark.source.option_values import OptionValues
+        from tieringd.spark.source.options import read_columns, read_subscription
+        from tieringd.spark.source.schema import schema_of
+
+        read_subscription(OptionValues(self.options))
+        return schema_of(read_columns(self.options))
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """
+        Return a reader of a batch.
+
+        Raises:
+            ConfigError: An option is wrong.
+        """
+        from tieringd.spark.source.batch import BatchReader
+
+        return BatchReader(self._request(schema, is_streaming=False))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 Spark's name
+        """
+        Return a reader of a stream.
+
+        Raises:
+            ConfigError: An option is wrong.
+        """
+        from tieringd.spark.source.stream import StreamReader
+
+        return StreamReader(self._request(schema, is_streaming=True))
+
+    def _request(self, schema: StructType, *, is_streaming: bool) -> Request:
+        from tieringd.spark.source.request import read_request
+
+        return read_request(self.options, schema, is_streaming=is_streaming)

@@ -1,0 +1,206 @@
+"""
+From the positions that a user names to offsets, and whether the archive has what is between them.
+
+The ends of the archive and given offsets follow from manifests. A time is looked up exactly: it is the offset
+of the first record that is as late.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tieringd.spark.source.data_loss import Loss
+from tieringd.spark.source.option_values import fault
+from tieringd.spark.source.positions import (
+    EARLIEST_OFFSET,
+    LATEST_OFFSET,
+    AtOffsets,
+    AtTime,
+    AtTimes,
+    Edge,
+)
+from tieringd.storage.at_once import at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicPartition
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.source.data_loss import LossRule
+    from tieringd.spark.source.options import OnNoMatch
+    from tieringd.spark.source.positions import Position
+    from tieringd.spark.source.topics import Archived
+
+LOOKUPS_AT_ONCE: Final = 16
+_NOTHING: Final = (0, 0)
+"""Where a partition begins and ends of which nothing is archived."""
+
+
+class OffsetFinder:
+    """Find the offsets of positions in an archive."""
+
+    def __init__(self, bucket: Bucket, archived: Archived) -> None:
+        self._bucket = bucket
+        self._archived = archived
+
+    def starts(self, position: Position, *, on_no_match: OnNoMatch) -> dict[TopicPartition, int]:
+        """
+        Return where each partition begins, archived or not.
+
+        Raises:
+            ConfigError: The position leaves out a partition, or no record is as late as its time.
+        """
+        found = self._found(position)
+        for partition, offset in found.items():
+            if offset is not None:
+                continue
+            if on_no_match == "error":
+                raise fault(
+                    _option(position),
+                    f"no archived record of {partition} is as late as {_time_ms(position, partition)}",
+                    hint="With startingOffsetsByTimestampStrategy latest such a partition begins at its end",
+                )
+        return self._or_latest(found)
+
+    def ends(self, position: Position) -> dict[TopicPartition, int]:
+        """
+        Return likewise where each partition ends; that is the archive's end where no record is as late.
+
+        Raises:
+            ConfigError: The position leaves out a partition.
+        """
+        return self._or_latest(self._found(position))
+
+    def _or_latest(self, found: Mapping[TopicPartition, int | None]) -> dict[TopicPartition, int]:
+        return {
+            partition: self._bounds(partition)[1] if offset is None else offset
+            for partition, offset in found.items()
+        }
+
+    def _found(self, position: Position) -> dict[TopicPartition, int | None]:
+        """Return the offset of each partition; None where no record is as late as the time."""
+        partitions = sorted(self._archived.partitions)
+        match position:
+            case Edge():
+                side = 0 if position is Edge.EARLIEST else 1
+                return {partition: self._bounds(partition)[side] for partition in partitions}
+            case AtOffsets():
+                return {
+                    partition: self._explicit(partition, offset)
+                    for partition, offset in self._named(position, position.offsets).items()
+                }
+            case AtTimes():
+                return self._at_times(self._named(position, position.times_ms))
+            case AtTime():
+                return self._at_times(dict.fromkeys(partitions, position.timestamp_ms))
+
+    def _explicit(self, partition: TopicPartition, offset: int) -> int:
+        begin, end = self._bounds(partition)
+        return {EARLIEST_OFFSET: begin, LATEST_OFFSET: end}.get(offset, offset)
+
+    def _bounds(self, partition: TopicPartition) -> tuple[int, int]:
+        manifest = self._archived.manifests.get(partition)
+        return _NOTHING if manifest is None else (manifest.start_offset, manifest.next_offset)
+
+    def _named(
+        self, position: AtOffsets | AtTimes, given: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """Return what is given for each partition: none is left out, and no other topic is named."""
+        known = self._archived.partitions
+        missing = sorted(known - given.keys())
+        if missing:
+            names = ", ".join(str(partition) for partition in missing)
+            raise fault(
+                position.option,
+                f"says nothing of {names}: it has to name every partition",
+                hint="Among offsets, -2 is the earliest one and -1 the latest",
+            )
+        topics = {partition.topic for partition in known}
+        others = sorted({partition.topic for partition in given} - topics)
+        if others:
+            raise fault(position.option, f"names {', '.join(others)}, which is not among the topics to read")
+        return dict(sorted(given.items()))
+
+    def _at_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        async def offset(asked: tuple[TopicPartition, int]) -> int | None:
+            manifest = self._archived.manifests.get(asked[0])
+            if manifest is None:
+                return None
+            record = await self._bucket.records.first_record_at(manifest, asked[1])
+            return None if record is None else record.offset
+
+        asked = list(times_ms.items())
+        found = self._bucket.run(at_once(asked, offset, width=LOOKUPS_AT_ONCE))
+        return {partition: one for (partition, _), one in zip(asked, found, strict=True)}
+
+
+def require_order(
+    start: Position,
+    end: Position,
+    starts: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+) -> None:
+    """
+    See that no partition is to end before it begins; times may say so, and nothing is read then.
+
+    Raises:
+        ConfigError: Offsets that were given say so.
+    """
+    if not isinstance(start, AtOffsets) or not isinstance(end, AtOffsets):
+        return
+    for partition, offset in end.offsets.items():
+        if offset >= 0 and start.offsets.get(partition, 0) >= 0 and ends[partition] < starts[partition]:
+            raise fault(
+                end.option,
+                f"{partition} would end at {ends[partition]}, before it begins at {starts[partition]}",
+            )
+
+
+def readable_range(
+    partition: TopicPartition,
+    manifest: PartitionManifest | None,
+    from_offset: int,
+    next_offset: int,
+    *,
+    rule: LossRule,
+) -> tuple[int, int]:
+    """
+    Return what the archive has of the offsets from *from_offset* to *next_offset*, exclusive.
+
+    Recorded gaps count as if it had them: whoever reads their segments comes across.
+
+    Raises:
+        DataLossError: Something is missing, and that is not all right.
+    """
+    begin, end = _NOTHING if manifest is None else (manifest.start_offset, manifest.next_offset)
+    if from_offset < min(begin, next_offset):
+        reason = f"the archive begins at offset {begin}; what was before it has expired or was deleted"
+        rule.meet(Loss(partition, from_offset, min(begin, next_offset) - 1, reason))
+        from_offset = begin
+    # Who begins past the end and asks for nothing took it that there is something before.
+    base_offset = max(from_offset, end) if next_offset > from_offset else end
+    beyond_offset = max(from_offset, next_offset)
+    if beyond_offset > end:
+        reason = (
+            f"the archive ends at offset {end}; what is after it has not been archived yet"
+            if manifest
+            else "the bucket has nothing of this partition"
+        )
+        rule.meet(Loss(partition, base_offset, beyond_offset - 1, reason))
+        next_offset = min(next_offset, end)
+    return from_offset, max(from_offset, next_offset)
+
+
+def _option(position: Position) -> str:
+    return "startingOffsets" if isinstance(position, Edge) else position.option
+
+
+def _time_ms(position: Position, partition: TopicPartition) -> int | None:
+    match position:
+        case AtTime():
+            return position.timestamp_ms
+        case AtTimes():
+            return position.times_ms.get(partition)
+        case _:
+            return None

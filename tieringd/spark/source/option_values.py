@@ -1,0 +1,171 @@
+"""
+Values of options, read from the text that Spark hands over.
+
+Spark knows options by their names in any case, and gives every value as text. What is wrong with one is said
+under the name of the option.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, TypeVar
+
+from tieringd.config.units import DURATION, SIZE, parse_quantity
+from tieringd.errors import ConfigError
+from tieringd.model.partition import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tieringd.config.units import Quantity
+
+T = TypeVar("T")
+_FLAGS = {"true": True, "false": False}
+
+
+class OptionValues:
+    """What was given, by name; a value that was not given is None."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        """Take the options; names differ by more than case."""
+        self._given = {name.lower(): value for name, value in given.items()}
+
+    def has(self, name: str) -> bool:
+        """Say whether an option was given."""
+        return name.lower() in self._given
+
+    def text(self, name: str) -> str | None:
+        """Return an option as it is, without blanks around it."""
+        value = self._given.get(name.lower())
+        return None if value is None else value.strip()
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """
+        Return an option that is true or false.
+
+        Raises:
+            ConfigError: It is neither.
+        """
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.lower() not in _FLAGS:
+            raise fault(name, f"must be true or false, not {value!r}")
+        return _FLAGS[value.lower()]
+
+    def choice(self, name: str, *choices: str) -> str:
+        """
+        Return one of *choices*, in any case; the first one is the default.
+
+        Raises:
+            ConfigError: It is none of them.
+        """
+        value = (self.text(name) or choices[0]).lower()
+        if value not in choices:
+            raise fault(name, f"must be one of {', '.join(choices)}, not {value!r}")
+        return value
+
+    def count(self, name: str) -> int | None:
+        """
+        Return an option that is a number above 0.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        value = self.text(name)
+        if value is None:
+            return None
+        if not value.isdecimal() or int(value) == 0:
+            raise fault(name, f"must be a whole number above 0, not {value!r}")
+        return int(value)
+
+    def timestamp_ms(self, name: str) -> int | None:
+        """
+        Return an option that is a time, in milliseconds since the epoch.
+
+        Raises:
+            ConfigError: It is not.
+        """
+        value = self.text(name)
+        if value is None:
+            return None
+        if not value.isdecimal():
+            raise fault(name, f"must be milliseconds since the epoch, not {value!r}")
+        return int(value)
+
+    def size_bytes(self, name: str, *, default: int) -> int:
+        """
+        Return an option that is a size, such as 64MiB.
+
+        Raises:
+            ConfigError: It is not, or it is 0.
+        """
+        return self._quantity(name, SIZE, default)
+
+    def duration_ms(self, name: str, *, default: int) -> int:
+        """
+        Return an option that is a duration, such as 15m.
+
+        Raises:
+            ConfigError: It is not, or it is 0.
+        """
+        return self._quantity(name, DURATION, default)
+
+    def by_partition(self, name: str, read: Callable[[object], T]) -> dict[TopicPartition, T] | None:
+        """
+        Return an option that is JSON such as `{"orders": {"0": 23}}`; *read* takes what is innermost.
+
+        Raises:
+            ConfigError: It is something else, or *read* raises a ValueError.
+        """
+        document = self.json(name)
+        if document is None:
+            return None
+        example = 'must be JSON such as {"orders": {"0": 23, "1": 42}}'
+        if not isinstance(document, dict) or not document:
+            raise fault(name, example)
+        found: dict[TopicPartition, T] = {}
+        for topic, partitions in document.items():
+            if not isinstance(partitions, dict):
+                raise fault(name, f"{example}; {topic!r} has no partitions in it")
+            for number, value in partitions.items():
+                if not number.isdecimal():
+                    raise fault(name, f"{number!r} is no partition of {topic}")
+                partition = TopicPartition(topic, int(number))
+                try:
+                    found[partition] = read(value)
+                except ValueError as error:
+                    raise fault(name, f"{partition}: {error}") from error
+        return found
+
+    def json(self, name: str) -> object:
+        """
+        Return what the JSON of an option says.
+
+        Raises:
+            ConfigError: It is no JSON.
+        """
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError as error:
+            raise fault(name, f"is not JSON: {error}") from error
+
+    def _quantity(self, name: str, quantity: Quantity, default: int) -> int:
+        value = self.text(name)
+        if value is None:
+            return default
+        try:
+            found = parse_quantity(value, quantity)
+        except ValueError as error:
+            raise fault(name, str(error)) from error
+        if found <= 0:
+            raise fault(name, f"must be a {quantity.noun} above 0, not {value!r}")
+        return found
+
+
+def fault(name: str, problem: str, *, hint: str | None = None) -> ConfigError:
+    """Return what is wrong with an option, as an error."""
+    return ConfigError(f"option {name}: {problem}", hint=hint)

@@ -1,0 +1,273 @@
+"""
+The options of the data source, under the names of Spark's own Kafka source where that has them.
+
+What a user gives becomes one `SourceOptions`, or an error that names the option. Options that say where the
+archive is are read in `settings`; here only their names count.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+
+import structlog
+
+from tieringd.model.partition import TopicPartition
+from tieringd.spark.decoder import COLUMNS
+from tieringd.spark.source.option_values import OptionValues, fault
+from tieringd.spark.source.positions import Position, read_end, read_start
+from tieringd.spark.source.settings import PROPERTIES, STORE_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+log = structlog.get_logger(__name__)
+
+OnNoMatch: TypeAlias = Literal["error", "latest"]
+
+HEADERS: Final = "headers"
+TASK_BYTES: Final = 64 << 20
+"""A task costs Spark tens of milliseconds whatever it does; of less than this that would show."""
+TRIGGER_DELAY_MS: Final = 15 * 60_000
+REFRESH_MS: Final = 10_000
+"""Archivers commit every few seconds at the most, and each look costs a request for every partition."""
+
+_STRATEGIES: Final = ("subscribe", "subscribePattern", "assign")
+_ISOLATION: Final = ("isolationLevel", "isolation.level", "kafka.isolation.level")
+_STREAMING_ONLY: Final = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "refreshInterval",
+)
+_BATCH_ONLY: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+_OF_A_CONSUMER: Final = (
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+)
+"""Options of the Kafka source that are about its clients: there are none here."""
+KNOWN: Final = (
+    *_STRATEGIES,
+    *_ISOLATION,
+    *_STREAMING_ONLY,
+    *_BATCH_ONLY,
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "includeHeaders",
+    "columns",
+    "mode",
+    "cluster",
+    "targetTaskBytes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """Which topics or partitions are read; one of the three fields says it."""
+
+    topics: tuple[str, ...] = ()
+    pattern: str = ""
+    """A regular expression that matches a whole name."""
+    assigned: tuple[TopicPartition, ...] = ()
+    cluster: str | None = None
+    """The cluster whose topics are meant; None where the names say enough."""
+
+    def accepts(self, topic: str) -> bool:
+        """Say whether a topic of this name is read, or some of its partitions are."""
+        if self.pattern:
+            return re.fullmatch(self.pattern, topic) is not None
+        return topic in self.names
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names that are given; none with a pattern."""
+        return frozenset(self.topics) | {one.topic for one in self.assigned}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How much a streaming query takes at once, and how often it looks."""
+
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_delay_ms: int = TRIGGER_DELAY_MS
+    """However little there is, it is read after this time."""
+    refresh_ms: int = REFRESH_MS
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """What is to be read, and how."""
+
+    subscription: Subscription
+    start: Position
+    end: Position
+    """Of a batch; a stream has none."""
+    on_no_match: OnNoMatch = "error"
+    """When no record is as late as a time to begin at."""
+    fail_on_data_loss: bool = True
+    read_committed: bool = False
+    skip_corrupt: bool = False
+    task_bytes: int = TASK_BYTES
+    tasks_min: int | None = None
+    task_records_max: int | None = None
+    limits: StreamLimits = StreamLimits()
+
+
+def parse_options(given: Mapping[str, str], *, is_streaming: bool) -> SourceOptions:
+    """
+    Return what options say; those without effect are in the log.
+
+    Raises:
+        ConfigError: One is wrong, unknown or missing, or two contradict each other.
+    """
+    values = OptionValues(given)
+    _check_names(given, is_streaming=is_streaming)
+    return SourceOptions(
+        subscription=read_subscription(values),
+        start=read_start(values, is_streaming=is_streaming),
+        end=read_end(values),
+        on_no_match=cast("OnNoMatch", values.choice("startingOffsetsByTimestampStrategy", "error", "latest")),
+        fail_on_data_loss=values.flag("failOnDataLoss", default=True),
+        read_committed=_reads_committed(values),
+        skip_corrupt=values.choice("mode", "failfast", "permissive") == "permissive",
+        task_bytes=values.size_bytes("targetTaskBytes", default=TASK_BYTES),
+        tasks_min=values.count("minPartitions"),
+        task_records_max=values.count("maxRecordsPerPartition"),
+        limits=_limits(values) if is_streaming else StreamLimits(),
+    )
+
+
+def read_columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    """
+    Return the columns that are asked for, in their order; by default all but the headers.
+
+    Raises:
+        ConfigError: One is unknown or named twice, or `includeHeaders` says otherwise.
+    """
+    values = OptionValues(given)
+    with_headers = values.flag("includeHeaders", default=False)
+    text = values.text("columns")
+    if text is None:
+        return COLUMNS if with_headers else tuple(name for name in COLUMNS if name != HEADERS)
+    by_name = {name.lower(): name for name in COLUMNS}
+    columns: list[str] = []
+    for name in _listed(text):
+        if name.lower() not in by_name:
+            raise fault("columns", f"there is no column {name!r}; there are {', '.join(COLUMNS)}")
+        columns.append(by_name[name.lower()])
+    if not columns or len(set(columns)) < len(columns):
+        raise fault("columns", f"must name each column once, such as key,value; not {text!r}")
+    if with_headers and HEADERS not in columns:
+        raise fault("includeHeaders", f"contradicts columns, which are {', '.join(columns)}")
+    return tuple(columns)
+
+
+def read_subscription(values: OptionValues) -> Subscription:
+    """
+    Return which topics are read.
+
+    Raises:
+        ConfigError: None of the three options says it, or more than one, or one is wrong.
+    """
+    found = [name for name in _STRATEGIES if values.has(name)]
+    if len(found) != 1:
+        problem = f"{' and '.join(found)} contradict each other" if found else "none of them is set"
+        raise fault(", ".join(_STRATEGIES), f"{problem}; set one of them", hint="subscribe takes topic names")
+    cluster = values.text("cluster") or None
+    text = values.text(found[0]) or ""
+    match found[0]:
+        case "subscribe":
+            topics = tuple(dict.fromkeys(_listed(text)))
+            if not topics:
+                raise fault("subscribe", "names no topic")
+            return Subscription(topics=topics, cluster=cluster)
+        case "assign":
+            return Subscription(assigned=_assigned(values), cluster=cluster)
+        case _:
+            if not text:
+                raise fault("subscribePattern", "is empty")
+            try:
+                re.compile(text)
+            except re.error as error:
+                raise fault("subscribePattern", f"is no regular expression: {error}") from error
+            return Subscription(pattern=text, cluster=cluster)
+
+
+def _assigned(values: OptionValues) -> tuple[TopicPartition, ...]:
+    document = values.json("assign")
+    example = 'must be JSON such as {"orders": [0, 1]}'
+    if not isinstance(document, dict) or not document:
+        raise fault("assign", example)
+    found: list[TopicPartition] = []
+    for topic, numbers in document.items():
+        if not isinstance(numbers, list) or not numbers:
+            raise fault("assign", f"{example}; {topic!r} has no list of partitions")
+        for number in numbers:
+            if type(number) is not int or number < 0:
+                raise fault("assign", f"{number!r} is no partition of {topic}")
+            found.append(TopicPartition(topic, number))
+    return tuple(dict.fromkeys(found))
+
+
+def _limits(values: OptionValues) -> StreamLimits:
+    limits = StreamLimits(
+        max_offsets=values.count("maxOffsetsPerTrigger"),
+        min_offsets=values.count("minOffsetsPerTrigger"),
+        max_delay_ms=values.duration_ms("maxTriggerDelay", default=TRIGGER_DELAY_MS),
+        refresh_ms=values.duration_ms("refreshInterval", default=REFRESH_MS),
+    )
+    if limits.max_offsets and limits.min_offsets and limits.min_offsets > limits.max_offsets:
+        raise fault(
+            "minOffsetsPerTrigger",
+            f"is {limits.min_offsets}, more than the {limits.max_offsets} of maxOffsetsPerTrigger",
+        )
+    return limits
+
+
+def _reads_committed(values: OptionValues) -> bool:
+    found = {
+        values.choice(name, "read_uncommitted", "read_committed") for name in _ISOLATION if values.has(name)
+    }
+    if len(found) > 1:
+        raise fault(" and ".join(name for name in _ISOLATION if values.has(name)), "contradict each other")
+    return found == {"read_committed"}
+
+
+def _check_names(given: Mapping[str, str], *, is_streaming: bool) -> None:
+    known = {name.lower(): name for name in (*KNOWN, *STORE_OPTIONS, *PROPERTIES)}
+    of_a_consumer = {name.lower() for name in _OF_A_CONSUMER}
+    idle: list[str] = []
+    for name in given:
+        lowered = name.lower()
+        if lowered not in known:
+            if not lowered.startswith("kafka.") and lowered not in of_a_consumer:
+                raise _unknown(name, known.values())
+            idle.append(name)
+        elif is_streaming and known[lowered] in _BATCH_ONLY:
+            raise fault(known[lowered], "a streaming query has no end; leave it out")
+        elif not is_streaming and known[lowered] in _STREAMING_ONLY:
+            idle.append(known[lowered])
+    if idle:
+        why = "no Kafka client reads this, and only a stream has triggers"
+        log.warning("options without effect", options=", ".join(sorted(idle)), reason=why)
+
+
+def _unknown(name: str, known: Iterable[str]) -> Exception:
+    names = {one.lower(): one for one in known}
+    near = get_close_matches(name.lower(), names, n=1)
+    hint = f"Did you mean {names[near[0]]}?" if near else f"There are {', '.join(KNOWN)}"
+    return fault(name, "the data source tieringd has no such option", hint=hint)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,126 @@
+"""
+Where reading begins and ends, as options say it: an end of the archive, offsets, or times.
+
+For either side the more general of the options wins, as in Spark's Kafka source: one time for all partitions,
+then a time for each, then offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from tieringd.spark.source.option_values import fault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tieringd.model.partition import TopicPartition
+    from tieringd.spark.source.option_values import OptionValues
+
+LATEST_OFFSET: Final = -1
+EARLIEST_OFFSET: Final = -2
+"""What Kafka's clients write for the two ends among offsets."""
+
+
+class Edge(Enum):
+    """An end of the archive."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """An offset for each partition; LATEST_OFFSET and EARLIEST_OFFSET stand for the ends."""
+
+    offsets: Mapping[TopicPartition, int]
+    option: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    """For each partition the first record of a time or later."""
+
+    times_ms: Mapping[TopicPartition, int]
+    option: str = field(compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """In every partition the first record of *timestamp_ms* or later."""
+
+    timestamp_ms: int
+    option: str = field(compare=False)
+
+
+Position: TypeAlias = Edge | AtOffsets | AtTimes | AtTime
+
+
+def read_start(values: OptionValues, *, is_streaming: bool) -> Position:
+    """
+    Return where to begin.
+
+    Raises:
+        ConfigError: An option is wrong, or a batch is to begin at the end.
+    """
+    default = Edge.LATEST if is_streaming else Edge.EARLIEST
+    position = _read(values, "starting", default)
+    if not is_streaming and Edge.LATEST in _edges(position):
+        raise fault("startingOffsets", "a batch cannot begin at the latest offset: nothing is after it")
+    return position
+
+
+def read_end(values: OptionValues) -> Position:
+    """
+    Return where a batch ends.
+
+    Raises:
+        ConfigError: An option is wrong, or the batch is to end at the beginning.
+    """
+    position = _read(values, "ending", Edge.LATEST)
+    if Edge.EARLIEST in _edges(position):
+        raise fault("endingOffsets", "a batch cannot end at the earliest offset: nothing is before it")
+    return position
+
+
+def _read(values: OptionValues, side: str, default: Edge) -> Position:
+    time_ms = values.timestamp_ms(f"{side}Timestamp")
+    if time_ms is not None:
+        return AtTime(time_ms, f"{side}Timestamp")
+    by_time = f"{side}OffsetsByTimestamp"
+    times = values.by_partition(by_time, _time_ms)
+    if times is not None:
+        return AtTimes(times, by_time)
+    name = f"{side}Offsets"
+    edge = (values.text(name) or default.value).lower()
+    if edge in {one.value for one in Edge}:
+        return Edge(edge)
+    if not edge.startswith("{"):
+        raise fault(
+            name, f'must be earliest, latest, or JSON such as {{"orders": {{"0": 23}}}}, not {edge!r}'
+        )
+    return AtOffsets(values.by_partition(name, _offset) or {}, name)
+
+
+def _edges(position: Position) -> set[Edge]:
+    """Return which ends of the archive a position stands for in any partition."""
+    if isinstance(position, Edge):
+        return {position}
+    if not isinstance(position, AtOffsets):
+        return set()
+    edges = {LATEST_OFFSET: Edge.LATEST, EARLIEST_OFFSET: Edge.EARLIEST}
+    return {edges[offset] for offset in position.offsets.values() if offset in edges}
+
+
+def _offset(value: object) -> int:
+    if type(value) is not int or value < EARLIEST_OFFSET:
+        raise ValueError(f"{value!r} is no offset; -2 is the earliest one, -1 the latest")
+    return value
+
+
+def _time_ms(value: object) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not milliseconds since the epoch")
+    return value

@@ -1,0 +1,54 @@
+"""The schema of the data source: the columns of Spark's own Kafka source, all or some of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tieringd.spark.source.option_values import fault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_TYPES: Final[dict[str, DataType]] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    "headers": ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+}
+
+
+def schema_of(columns: Sequence[str]) -> StructType:
+    """Return the schema of *columns*, in their order."""
+    return StructType([StructField(name, _TYPES[name]) for name in columns])
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """
+    Return the columns of a schema; a user's own one may leave out some, and order them differently.
+
+    Raises:
+        ConfigError: A column is not one of the data source's, or has another type.
+    """
+    for field in schema.fields:
+        wanted = _TYPES.get(field.name)
+        if wanted is None:
+            raise fault("schema", f"there is no column {field.name!r}; there are {', '.join(_TYPES)}")
+        if field != StructField(field.name, wanted):
+            raise fault("schema", f"column {field.name} is a {wanted.simpleString()} that may be null")
+    return tuple(schema.fieldNames())

@@ -1,0 +1,150 @@
+"""The bytes of spans, as runs of whole batches: small segments are opened ahead of their turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tieringd.archive.archive_reader import CHUNK_BYTES, ceiling_position, floor_position
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import data_key
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from tieringd.model.segment import AbortedTransaction, SegmentIndex
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.source.planning import Span
+
+log = structlog.get_logger(__name__)
+
+AHEAD_MAX: Final = 8
+AHEAD_BYTES: Final = 2 * CHUNK_BYTES
+"""Of a span that is open two chunks are held at the most, so one is opened ahead where they are large."""
+
+
+class SegmentGone(Exception):
+    """The object of a span, or its index, is not in the bucket. The task's reader acts on it."""
+
+    def __init__(self, number: int, cause: ObjectNotFound) -> None:
+        super().__init__(number)
+        self.number = number
+        """Of the span."""
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Whole batches of one span."""
+
+    number: int
+    """Of the span."""
+    data: memoryview
+    position: int
+    """In the data object."""
+    aborted: tuple[AbortedTransaction, ...]
+    """Those of the whole segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    first: Run | None
+    """None where the span has no bytes."""
+    following: AsyncGenerator[Run]
+
+
+async def span_runs(bucket: Bucket, spans: Sequence[Span], *, skip_corrupt: bool) -> AsyncGenerator[Run]:
+    """
+    Yield the batches that hold the offsets of *spans*, and some around them, in order.
+
+    With *skip_corrupt* bytes that are no batches are passed over, up to the next index entry that is a chunk
+    away.
+
+    Raises:
+        SegmentGone: An object is not in the bucket; all runs before were yielded.
+        CorruptDataError: An index is damaged, or an object is and that is not to be passed over.
+    """
+    opening: deque[asyncio.Task[_Opened]] = deque()
+    loop = asyncio.get_running_loop()
+    started = 0
+    try:
+        for number in range(len(spans)):
+            while started < len(spans) and _is_near(spans[number:started]):
+                opening.append(
+                    loop.create_task(_opened(bucket, started, spans[started], skip_corrupt=skip_corrupt))
+                )
+                started += 1
+            try:
+                opened = await opening[0]
+                async with aclosing(opened.following) as following:
+                    if opened.first is not None:
+                        yield opened.first
+                    async for run in following:
+                        yield run
+            except ObjectNotFound as error:
+                raise SegmentGone(number, error) from error
+            opening.popleft()
+    finally:
+        for task in opening:
+            task.cancel()
+        for ended in await asyncio.gather(*opening, return_exceptions=True):
+            if isinstance(ended, _Opened):
+                await ended.following.aclose()
+
+
+def _is_near(ahead: Sequence[Span]) -> bool:
+    """Say whether another span may be opened behind these, of which the first one is being read."""
+    held_bytes = sum(span.size_bytes for span in ahead[1:])
+    return len(ahead) < 2 or (len(ahead) <= AHEAD_MAX and held_bytes < AHEAD_BYTES)  # noqa: PLR2004 the next one
+
+
+async def _opened(bucket: Bucket, number: int, span: Span, *, skip_corrupt: bool) -> _Opened:
+    index = await bucket.indexes.index_of(span.partition, span.segment)
+    runs = _runs(bucket, number, span, index, skip_corrupt=skip_corrupt)
+    try:
+        return _Opened(await anext(runs, None), runs)
+    except BaseException:
+        await runs.aclose()
+        raise
+
+
+async def _runs(
+    bucket: Bucket, number: int, span: Span, index: SegmentIndex, *, skip_corrupt: bool
+) -> AsyncGenerator[Run]:
+    key = data_key(span.partition, span.segment)
+    begin, end = floor_position(index, span.from_offset), ceiling_position(index, span.next_offset)
+    borders = sections(index, begin, end) if skip_corrupt else [begin, end]
+    for section_begin, section_end in pairwise(borders):
+        try:
+            async with aclosing(bucket.reader.runs(key, section_begin, section_end)) as runs:
+                async for data, position in runs:
+                    yield Run(number, data, position, index.aborted)
+        except CorruptDataError as error:
+            if not skip_corrupt:
+                raise
+            log.warning(
+                "bytes that are no batches passed over",
+                object=key,
+                position=section_begin if error.position is None else error.position,
+                end=section_end,
+                error=error.message,
+            )
+
+
+def sections(index: SegmentIndex, begin: int, end: int, *, section_bytes: int = CHUNK_BYTES) -> list[int]:
+    """
+    Return the borders of parts that can be read each for itself: *begin*, index entries, *end*.
+
+    A part has *section_bytes* or more, but for the last one.
+    """
+    borders = [begin]
+    for entry in index.entries:
+        if begin < entry.position < end and entry.position - borders[-1] >= section_bytes:
+            borders.append(entry.position)
+    return [*borders, end] if end > begin else [begin]

@@ -1,0 +1,254 @@
+"""
+Where the archive is and as whom to reach it: from options, or from tieringd's own configuration file.
+
+What goes to executors is the text of the few properties that a reader needs. `${NAME}` in it is filled in by
+each process from its own environment, and a source of credentials such as an instance's role is asked by each
+process itself: so a driver's credentials stay with the driver. A secret has no representation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import SplitResult, urlsplit
+
+import yaml
+
+from tieringd.config import parse_config
+from tieringd.config.access import StoreAccess
+from tieringd.errors import ConfigError
+from tieringd.spark.source.option_values import OptionValues, fault
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tieringd.config import Config
+
+_CONNECTIONS: Final = (
+    "cloud_storage_max_connections",
+    "cloud_storage_initial_backoff_ms",
+    "cloud_storage_max_connection_idle_time_ms",
+)
+PROPERTIES: Final = (*StoreAccess.model_fields, *_CONNECTIONS)
+"""The properties of a configuration that matter here; each may be an option."""
+
+_SHORT: Final = {
+    "region": "cloud_storage_region",
+    "accessKey": "cloud_storage_access_key",
+    "secretKey": "cloud_storage_secret_key",
+    "credentialsSource": "cloud_storage_credentials_source",
+}
+"""Options with a name of their own for what is set most."""
+STORE_OPTIONS: Final = ("path", "config", "endpoint", *_SHORT)
+
+_NEEDED: Final = {"state_directory": "/nowhere", "cloud_storage_enabled": "true"}
+"""What a configuration cannot be without: a reader keeps nothing, and always needs the store."""
+_OPTIONS: Final = "the options"
+_VARIABLE: Final = "TIERINGD_OPTION_"
+_FROM_ENVIRONMENT: Final = "the value from the environment"
+_ASKED: Final = re.compile(r"\$\{(\w+)\}")
+_NOT_SET: Final = re.compile(r"the environment variable \w+ is not set")
+_SHOWN: Final = frozenset({"cloud_storage_azure_shared_key"})
+"""Secrets that Spark does not redact: it goes by names."""
+_PORTS: Final = {"http": "80", "https": "443"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """What each process makes its own configuration of. Plain, and small enough to go with every task."""
+
+    source: str
+    """Where it is from, for messages."""
+    text: str = field(repr=False)
+    """YAML; of a file, each property is in the line that it had there."""
+    values: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Options, by names under which *text* asks for them as for variables of the environment."""
+
+    def config(self) -> Config:
+        """
+        Return the configuration of this process.
+
+        Raises:
+            ConfigError: Something is wrong with it, or this process's environment lacks a variable.
+        """
+        environ = os.environ | dict(self.values)
+        asked = sorted(set(_ASKED.findall(self.text)) & environ.keys())
+        try:
+            return _parsed(self.text, self.source, tuple((name, environ[name]) for name in asked))
+        except ConfigError as error:
+            raise self._explained(error) from None
+
+    def _explained(self, error: ConfigError) -> ConfigError:
+        """Return an error whose message has every problem in it, in the words of options."""
+        problems = tuple(_told(problem, self.source) for problem in error.problems)
+        hint = f"Correct {self.source}"
+        if any(_NOT_SET.search(problem) for problem in problems):
+            hint = (
+                "Each process of Spark looks in its own environment: spark.executorEnv.NAME sets a variable "
+                "of the executors, and the driver's are those of the process that started Spark"
+            )
+        return ConfigError("; ".join(problems), problems=problems, hint=hint)
+
+
+def read_settings(given: Mapping[str, str]) -> StoreSettings:
+    """
+    Return where the archive is; a file named in `config` is read here, on the driver.
+
+    Raises:
+        ConfigError: Nothing says it, the file cannot be read, or options contradict each other.
+    """
+    values = OptionValues(given)
+    found = _given(values)
+    path = values.text("config")
+    if path is not None:
+        if found:
+            raise fault("config", f"contradicts {', '.join(found)}: where the archive is, the file says")
+        return StoreSettings(path, _store_part(_file_text(path)))
+    properties: dict[str, str] = {}
+    for name, one in found.items():
+        for key, value in one.items():
+            if key in properties:
+                raise fault(name, f"another option says what {key} is; leave one of them out")
+            if key in _SHOWN and not _ASKED.search(value):
+                raise fault(
+                    name,
+                    "Spark shows the values of options of this name in plans, and this one is a secret",
+                    hint="Write ${NAME} for a variable of the environment, or use config",
+                )
+            properties[key] = value
+    if not properties:
+        raise fault(
+            "path",
+            "nothing says where the archive is",
+            hint='Use load("s3://bucket/prefix"), or set config to the path of a configuration file',
+        )
+    lines = {name: _value_text(name, value) for name, value in properties.items()}
+    return StoreSettings(
+        _OPTIONS,
+        "".join(f"{name}: {value}\n" for name, value in (*lines.items(), *_NEEDED.items())),
+        tuple((_VARIABLE + name, value) for name, value in properties.items() if "${" not in value),
+    )
+
+
+def _given(values: OptionValues) -> dict[str, dict[str, str]]:
+    """Return the properties that each option sets."""
+    found: dict[str, dict[str, str]] = {}
+    path, endpoint = values.text("path"), values.text("endpoint")
+    if path is not None:
+        found["path"] = _place(path)
+    if endpoint is not None:
+        found["endpoint"] = _address(endpoint)
+    for option, name in (*_SHORT.items(), *((name, name) for name in PROPERTIES)):
+        value = values.text(option)
+        if value is not None:
+            found[option] = {name: value}
+    return found
+
+
+def _place(path: str) -> dict[str, str]:
+    """Return what a path says of the archive's place."""
+    url = urlsplit(path)
+    prefix = {"cloud_storage_prefix": url.path.strip("/")} if url.path.strip("/") else {}
+    match url.scheme:
+        case "s3" | "s3a" if url.netloc:
+            return {"cloud_storage_backend": "aws", "cloud_storage_bucket": url.netloc} | prefix
+        case "gs" if url.netloc:
+            return {"cloud_storage_backend": "google", "cloud_storage_bucket": url.netloc} | prefix
+        case "azure" if url.netloc and prefix:
+            container, _, rest = url.path.strip("/").partition("/")
+            return _azure(url.netloc, container, rest)
+        case "abfss" | "abfs" if url.username and url.hostname:
+            return _azure(url.hostname.partition(".")[0], url.username, url.path.strip("/"))
+        case "file" if not url.netloc and url.path:
+            return {"cloud_storage_backend": "file", "cloud_storage_file_root": url.path}
+    raise fault(
+        "path",
+        f"{_without_password(url)!r} is no place of an archive",
+        hint="Write s3://bucket/prefix, gs://bucket/prefix, azure://account/container/prefix or file:///directory",
+    )
+
+
+def _azure(account: str, container: str, prefix: str) -> dict[str, str]:
+    return {
+        "cloud_storage_backend": "azure",
+        "cloud_storage_azure_storage_account": account,
+        "cloud_storage_azure_container": container,
+    } | ({"cloud_storage_prefix": prefix} if prefix else {})
+
+
+def _address(endpoint: str) -> dict[str, str]:
+    """Return what `http://host:port` says."""
+    url = urlsplit(endpoint)
+    try:
+        port = url.port
+    except ValueError:
+        port = 0
+    if url.scheme not in _PORTS or not url.hostname or port == 0 or url.path.strip("/") or url.username:
+        raise fault("endpoint", "must be a URL such as https://host:9000")
+    return {
+        "cloud_storage_api_endpoint": url.hostname,
+        "cloud_storage_api_endpoint_port": str(port or _PORTS[url.scheme]),
+        "cloud_storage_disable_tls": "true" if url.scheme == "http" else "false",
+    }
+
+
+def _without_password(url: SplitResult) -> str:
+    return f"{url.scheme}://{url.hostname or ''}{url.path}"
+
+
+def _value_text(name: str, value: str) -> str:
+    """Return YAML for an option's value: one that asks for a variable itself, else a variable of its own."""
+    return json.dumps(value) if "${" in value else f"${{{_VARIABLE}{name}}}"
+
+
+def _file_text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        hint = (
+            "It is read on the driver, by Spark's own process: a relative path begins where that was started"
+        )
+        raise fault("config", f"{path} cannot be read: {error.strerror}", hint=hint) from error
+    except UnicodeDecodeError:
+        raise fault("config", f"{path} is not UTF-8 text") from None
+
+
+def _store_part(text: str) -> str:
+    """
+    Return the lines of a configuration that a reader needs, each where it was; the others are empty.
+
+    So passwords of a broker stay in the file, and variables for them need not be set.
+    """
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return text  # Whoever parses it says what is wrong.
+    if not isinstance(root, yaml.MappingNode) or root.flow_style:
+        return text
+    lines = text.splitlines()
+    begins = [key.start_mark.line for key, _ in root.value] + [len(lines)]
+    kept = [""] * len(lines)
+    for (key, _), begin, end in zip(root.value, begins, begins[1:], strict=False):
+        if key.value in PROPERTIES:
+            kept[begin:end] = lines[begin:end]
+    kept += [f"{name}: {value}" for name, value in _NEEDED.items()]
+    return "\n".join(kept) + "\n"
+
+
+@lru_cache(maxsize=16)
+def _parsed(text: str, source: str, variables: tuple[tuple[str, str], ...]) -> Config:
+    return parse_config(text, source=source, environ=dict(variables), needs_broker=False)
+
+
+def _told(problem: str, source: str) -> str:
+    """Return a problem of a configuration in the words of options."""
+    if source == _OPTIONS:
+        problem = re.sub(rf"^{_OPTIONS}(:\d+)?: ", "", problem)
+    for option, name in _SHORT.items():
+        problem = problem.replace(f"{name}: ", f"{name} (option {option}): ")
+    return problem.replace(_FROM_ENVIRONMENT, "the value that is given")

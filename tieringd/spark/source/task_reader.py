@@ -1,0 +1,192 @@
+"""
+What a task does: its spans, one after another, from the objects of segments to Arrow batches.
+
+Where an object has gone, merged or compacted away or expired since the plan was made, the manifest is read
+again and reading goes on at the offset that comes next: none is read twice, and none passed over in silence.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import data_key
+from tieringd.formats.record_batch import check_crc, parse_header
+from tieringd.spark.decoder import SegmentDecoder, Selection
+from tieringd.spark.decoder.batches import size_of_batch
+from tieringd.spark.source.data_loss import Loss
+from tieringd.spark.source.segment_runs import SegmentGone, span_runs
+from tieringd.spark.source.segment_spans import OffsetRange, find_spans
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.source.data_loss import LossRule
+    from tieringd.spark.source.planning import Span
+    from tieringd.spark.source.segment_runs import Run
+
+log = structlog.get_logger(__name__)
+
+_CORRUPT_TOLD: Final = 10
+"""Of one segment's corrupt batches so many are told each."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingRules:
+    """How records are read, whichever they are."""
+
+    columns: tuple[str, ...]
+    read_committed: bool
+    skip_corrupt: bool
+    loss: LossRule
+
+
+class TaskReader:
+    """Read spans. Owned by one task."""
+
+    def __init__(self, bucket: Bucket, rules: ReadingRules) -> None:
+        self._bucket = bucket
+        self._rules = rules
+
+    def batches(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the records of *spans* in their order.
+
+        Raises:
+            CorruptDataError: Stored bytes are wrong, and corrupt batches are not to be passed over.
+            DataLossError: Offsets have gone since the plan was made, and that is not all right.
+            ObjectNotFound: The manifest names an object that the bucket does not have.
+        """
+        waiting = list(spans)
+        while waiting:
+            reading = _Reading(waiting, self._rules)
+            runs = self._bucket.iterate(
+                span_runs(self._bucket, waiting, skip_corrupt=self._rules.skip_corrupt)
+            )
+            gone: SegmentGone | None = None
+            with closing(runs):
+                try:
+                    for run in runs:
+                        yield from reading.take(run)
+                except SegmentGone as error:
+                    gone = error
+            yield from reading.finish()
+            waiting = [] if gone is None else self._planned_anew(reading, gone)
+
+    def _planned_anew(self, reading: _Reading, gone: SegmentGone) -> list[Span]:
+        """Return what is left to read, of which the first object has gone, as the manifest knows it now."""
+        first, left = reading.rest_of(gone.number), reading.after(gone.number)
+        if first is None:
+            return left
+        left = [first, *left]
+        stale = list(takewhile(lambda span: span.partition == first.partition, left))
+        name = first.partition.topic_partition
+        manifest = self._bucket.run(self._bucket.manifests.load(first.partition)).manifest
+        fresh: list[Span] = []
+        if manifest is None:
+            last_offset = stale[-1].next_offset - 1
+            self._rules.loss.meet(
+                Loss(name, first.from_offset, last_offset, "the topic's archive was deleted meanwhile")
+            )
+        else:
+            wanted = OffsetRange(name, manifest, first.from_offset, stale[-1].next_offset)
+            fresh = find_spans(self._bucket, [wanted], rule=self._rules.loss)
+        if fresh and fresh[0].segment == first.segment:
+            raise ObjectNotFound(
+                f"the manifest of {name} names an object that the bucket does not have: {gone.cause.key}",
+                key=gone.cause.key,
+                hint="`tieringd archive scrub` finds out what is left of the segment",
+            ) from gone.cause
+        log.info(
+            "a segment has been replaced; reading goes on", partition=str(name), offset=first.from_offset
+        )
+        return [*fresh, *left[len(stale) :]]
+
+
+class _Reading:
+    """One pass over spans: which one is being read, and how far."""
+
+    def __init__(self, spans: Sequence[Span], rules: ReadingRules) -> None:
+        self._spans = spans
+        self._rules = rules
+        self._number = -1
+        self._decoder: SegmentDecoder | None = None
+        self._last: Run | None = None
+
+    def take(self, run: Run) -> Iterator[pa.RecordBatch]:
+        """Yield the records of the next run that are complete as batches."""
+        if run.number != self._number or self._decoder is None:
+            yield from self.finish()
+            self._number, self._decoder = run.number, self._decoder_of(run)
+        yield from self._decoder.decode(run.data, run.position)
+        self._last = run
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Yield what is left of the present span."""
+        decoder, self._decoder = self._decoder, None
+        if decoder is None:
+            return
+        yield from decoder.finish()
+        source = data_key(self._spans[self._number].partition, self._spans[self._number].segment)
+        for one in decoder.corrupt[:_CORRUPT_TOLD]:
+            log.warning(
+                "corrupt batch passed over",
+                object=source,
+                position=one.position,
+                offset=one.offset,
+                error=one.message,
+            )
+        if len(decoder.corrupt) > _CORRUPT_TOLD:
+            log.warning("corrupt batches passed over", object=source, batches=len(decoder.corrupt))
+
+    def rest_of(self, number: int) -> Span | None:
+        """Return what was not read of the span that could not be read further; None where all was."""
+        span = self._spans[number]
+        if self._last is None or self._last.number != number:
+            return span
+        next_offset = _end_of(self._last, span.from_offset)
+        return None if next_offset >= span.next_offset else span.cut(next_offset - span.from_offset)[1]
+
+    def after(self, number: int) -> list[Span]:
+        """Return the spans that come after one."""
+        return list(self._spans[number + 1 :])
+
+    def _decoder_of(self, run: Run) -> SegmentDecoder:
+        span = self._spans[run.number]
+        aborted = run.aborted if self._rules.read_committed else None
+        return SegmentDecoder(
+            self._rules.columns,
+            topic=span.partition.topic,
+            partition=span.partition.partition,
+            selection=Selection(span.from_offset, span.next_offset, aborted),
+            source=data_key(span.partition, span.segment),
+            skip_corrupt=self._rules.skip_corrupt,
+        )
+
+
+def _end_of(run: Run, from_offset: int) -> int:
+    """
+    Return the offset after the last sound batch of a run, or *from_offset* where that is later.
+
+    Corrupt ones before it were passed over by the decoder, which goes as far as this.
+    """
+    at, next_offset = 0, from_offset
+    while at < len(run.data):
+        try:
+            end = at + size_of_batch(run.data, at)
+        except CorruptDataError:
+            break
+        with suppress(CorruptDataError):
+            header = parse_header(run.data, at)
+            check_crc(run.data, header, at)
+            next_offset = max(next_offset, header.next_offset)
+        at = end
+    return next_offset
