@@ -18,7 +18,7 @@ POLL_SECONDS = 1.0
 class Progress(Protocol):
     """Whoever is told."""
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, what: str, done: int, total: int, /) -> None:
         """Take that *done* of *total* tasks of *what* are done."""
 
 

@@ -1,0 +1,182 @@
+"""The store of a target: how its URL is understood, and how a write is known again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from crc32c import crc32c
+
+from tests.fakes.dying_store import Dying, Killed
+from tests.support.exports import file_config
+from tieringd.config import parse_config
+from tieringd.errors import ConfigError, StorageUnavailable
+from tieringd.spark.bucket import Bucket
+from tieringd.spark.jobs.export.parquet_target import ParquetTarget
+from tieringd.spark.jobs.export.target_store import TargetStore, target_config
+
+S3 = """\
+state_directory: /nowhere
+cloud_storage_bucket: archive
+cloud_storage_region: eu-central-1
+cloud_storage_prefix: logs
+cloud_storage_access_key: key
+cloud_storage_secret_key: secret
+"""
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    bucket = Bucket(file_config(tmp_path / "bucket"))
+    yield bucket
+    bucket.close()
+
+
+def config_of(text):
+    return parse_config(text, source="test", environ={}, needs_broker=False)
+
+
+def test_bucket_of_the_same_store_is_reached_as_the_archive_is():
+    """With its credentials; the bucket and the prefix are the URL's."""
+    config = target_config("s3://lake/exports/orders/", config_of(S3))
+
+    assert (config.cloud_storage_bucket, config.cloud_storage_prefix) == ("lake", "exports/orders")
+    assert config.cloud_storage_access_key == "key"
+    assert target_config("s3://lake", config_of(S3)).cloud_storage_prefix == ""
+
+
+def test_directory_can_be_a_target_of_any_archive():
+    """It needs no credentials."""
+    config = target_config("file:///data/lake", config_of(S3))
+
+    assert (config.store_kind, config.cloud_storage_file_root) == ("file", Path("/data/lake"))
+    assert config.cloud_storage_prefix == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("gs://lake/orders", "cannot be reached with the credentials"),
+        ("hdfs://lake/orders", "is not a place for Parquet files"),
+        ("/data/lake", "is not a place for Parquet files"),
+        ("s3:///orders", "is not a place for Parquet files"),
+        ("file://host/lake", "names no directory"),
+        ("file:///", "names no directory"),
+    ],
+)
+def test_url_that_cannot_be_a_target_is_refused(url, text):
+    """It is named."""
+    with pytest.raises(ConfigError, match=f"target: {url} {text}"):
+        target_config(url, config_of(S3))
+
+
+def test_partitioning_that_nobody_knows_is_refused(tmp_path):
+    """Before anything is asked of the store."""
+    config = file_config(tmp_path / "archive")
+    with (
+        pytest.raises(ConfigError, match="by none, day or hour, not week"),
+        ParquetTarget(f"file://{tmp_path}/lake", partition_by="week").opened(config),
+    ):
+        pass
+
+
+def test_target_s_directory_is_made_where_only_it_is_missing(tmp_path):
+    """A directory that it lies in is a disk that is not mounted."""
+    config = file_config(tmp_path / "archive")
+    with ParquetTarget(f"file://{tmp_path}/lake").opened(config) as place_of:
+        assert place_of("orders").standing().state is None
+    assert (tmp_path / "lake").is_dir()
+
+
+def test_object_is_swapped_only_by_whoever_has_read_it(bucket):
+    """The first write wants it absent."""
+    store = TargetStore(bucket.store, bucket.run)
+
+    first = store.swap("key", b"1", None)
+    assert first is not None
+    assert store.swap("key", b"2", None) is None
+    second = store.swap("key", b"3", first)
+    assert store.swap("key", b"4", first) is None
+    assert store.read("key") == (b"3", second)
+
+
+def test_trial_of_a_store_is_beside_the_data(bucket):
+    """What is left of it when it dies must not break whoever reads the target."""
+    dying = Dying(bucket.store, 1, after_effect=True)
+
+    with pytest.raises(Killed):
+        TargetStore(dying, bucket.run).check(config_of(S3))
+
+    (left,) = bucket.run(bucket.store.list_page("")).objects
+    assert left.key.startswith("_tieringd/")
+    TargetStore(bucket.store, bucket.run).check(config_of(S3))
+    assert bucket.run(bucket.store.list_page("")).objects == (left,)
+
+
+def test_store_that_ignores_conditions_is_no_target(bucket):
+    """Two runs would plan different portions, and both would write theirs."""
+
+    class Careless(LosesAnswers):
+        async def put(self, key, body, *, crc32c, condition=None):
+            return await self.store.put(key, body, crc32c=crc32c)
+
+    with pytest.raises(ConfigError, match="replaces objects"):
+        TargetStore(Careless(bucket.store, takes_effect=True), bucket.run).check(config_of(S3))
+
+
+class LosesAnswers:
+    """A store whose answers to puts are lost; the put takes effect or not."""
+
+    def __init__(self, store, *, takes_effect, is_known_to_fail=False):
+        self.store = store
+        self.takes_effect = takes_effect
+        self.is_known_to_fail = is_known_to_fail
+
+    def __getattr__(self, name):
+        return getattr(self.store, name)
+
+    async def put(self, key, body, **options):
+        if self.takes_effect:
+            await self.store.put(key, body, **options)
+        raise StorageUnavailable("no answer", outcome_unknown=not self.is_known_to_fail)
+
+
+def test_swap_whose_answer_is_lost_is_known_again(bucket):
+    """By what is stored then."""
+    store = TargetStore(LosesAnswers(bucket.store, takes_effect=True), bucket.run)
+    version = store.swap("key", b"1", None)
+    assert store.read("key") == (b"1", version)
+
+
+@pytest.mark.parametrize("is_known_to_fail", [False, True])
+def test_swap_that_took_no_effect_is_an_error(bucket, is_known_to_fail):
+    """The next run finds what is there."""
+    away = LosesAnswers(bucket.store, takes_effect=False, is_known_to_fail=is_known_to_fail)
+    with pytest.raises(StorageUnavailable):
+        TargetStore(away, bucket.run).swap("key", b"1", None)
+
+
+def test_swap_without_an_answer_that_lost_to_another_is_known_to_have_lost(bucket):
+    """What is stored is neither what was there nor ours."""
+    first = TargetStore(bucket.store, bucket.run).swap("key", b"1", None)
+
+    class Overtaken(LosesAnswers):
+        async def put(self, key, body, **options):
+            await self.store.put(key, b"other", crc32c=crc32c(b"other"))
+            raise StorageUnavailable("no answer", outcome_unknown=True)
+
+    assert (
+        TargetStore(Overtaken(bucket.store, takes_effect=True), bucket.run).swap("key", b"2", first) is None
+    )
+
+
+def test_file_is_stored_whole_and_once(bucket, tmp_path):
+    """The first one stays: the archive has only less since. It is looked for by what its name begins with."""
+    store = TargetStore(bucket.store, bucket.run)
+    path = tmp_path / "file"
+    for data in (b"a" * 3_000_000, b"b"):
+        path.write_bytes(data)
+        assert store.store_file("topic=t/part", path) == len(data)
+        assert store.read("topic=t/part")[0] == b"a" * 3_000_000
+    assert store.holds_any("topic=t/")
+    assert not store.holds_any("topic=other/")

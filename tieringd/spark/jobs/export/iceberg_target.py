@@ -1,0 +1,238 @@
+"""
+Export to Iceberg tables, one for each topic, in the layout of Redpanda's Iceberg topics.
+
+What a run writes is in the table from its commit on, and not before: files of a run that was killed are
+named by nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+from pyiceberg.catalog import load_catalog
+from pyiceberg.io.pyarrow import (
+    MetricModeTypes,
+    MetricsMode,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
+from pyiceberg.table import TableProperties
+from pyiceberg.table.locations import load_location_provider
+from pyiceberg.types import BinaryType, StructType
+
+from tieringd.errors import ConfigError, StorageUnavailable
+from tieringd.spark.jobs.export.iceberg_layout import (
+    IcebergPartitioning,
+    clipped_count,
+    file_schema,
+    place_of_hour,
+    rows_of,
+)
+from tieringd.spark.jobs.export.iceberg_table import IcebergTable
+from tieringd.spark.jobs.export.topic_target import Standing, StoredFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.io import FileIO
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+    from tieringd.config import Config
+    from tieringd.spark.jobs.export.plan import Portion
+    from tieringd.spark.jobs.export.state import ExportState
+    from tieringd.spark.jobs.export.topic_target import SinkOpener, Written
+
+COPY_BYTES: Final = 8 << 20
+_WHOLE_BOUNDS: Final = MetricsMode(MetricModeTypes.FULL)
+_KEY_BOUNDS: Final = MetricsMode(MetricModeTypes.TRUNCATE, 16)
+"""Sixteen bytes of a key, as Iceberg's own writers have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergTarget:
+    """
+    The tables `{namespace}.{topic}` of a catalogue.
+
+    *catalog* names one of pyiceberg's own configuration (`.pyiceberg.yaml`, `PYICEBERG_CATALOG__...`);
+    *properties* go over what it says there, or stand alone. *partition_by* is for tables that are made: one
+    that exists stays partitioned as it is.
+    """
+
+    catalog: str = "default"
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    namespace: str = "redpanda"
+    """Parts are separated by dots."""
+    partition_by: IcebergPartitioning = "hour"
+    dot_replacement: str | None = None
+    """What stands for a dot of the topic's name, for engines that take none; None leaves it as it is."""
+
+    @contextmanager
+    def opened(self, _archive: Config) -> Iterator[Callable[[str], IcebergTopic]]:
+        """
+        Give what returns the place of a topic.
+
+        Raises:
+            ConfigError: The catalogue is not configured.
+        """
+        if self.partition_by not in get_args(IcebergPartitioning):
+            raise ConfigError(f"partition_by: tables are by none, day or hour, not {self.partition_by}")
+        try:
+            catalog = load_catalog(self.catalog, **self.properties)
+        # Each kind of catalogue has its own errors, and imports a package of its own.
+        except Exception as error:
+            raise ConfigError(
+                f"the Iceberg catalogue {self.catalog} cannot be opened: {error}",
+                hint="Give its properties, such as type and uri, or configure it for pyiceberg",
+            ) from error
+        with catalog:
+            yield partial(self._topic, catalog)
+
+    def _topic(self, catalog: Catalog, name: str) -> IcebergTopic:
+        table = name if self.dot_replacement is None else name.replace(".", self.dot_replacement)
+        return IcebergTopic(catalog, (*self.namespace.split("."), table), partition_by=self.partition_by)
+
+
+class IcebergTopic:
+    """The table of one topic, as the driver sees it. See `TopicTarget`."""
+
+    def __init__(
+        self, catalog: Catalog, identifier: tuple[str, ...], *, partition_by: IcebergPartitioning
+    ) -> None:
+        self._table = IcebergTable(catalog, identifier)
+        self._partition_by = partition_by
+        self._opened: Table | None = None
+        self.place = f"table {self._table.name}"
+
+    def standing(self) -> Standing:
+        """See `TopicTarget.standing`."""
+        self._opened = self._table.opened(self._partition_by)
+        return self._table.standing(self._opened)
+
+    def begin(
+        self, standing: Standing, _state: ExportState, _portions: tuple[Portion, ...]
+    ) -> Standing | None:
+        """See `TopicTarget.begin`: nothing is seen of a round before its commit."""
+        return standing
+
+    def opener(self) -> SinkOpener:
+        """See `TopicTarget.opener`."""
+        assert self._opened is not None, "a round begins with the standing"
+        return partial(IcebergSink, files_of(self._opened))
+
+    def commit(self, begun: Standing, state: ExportState, written: Sequence[Written]) -> bool:
+        """See `TopicTarget.commit`."""
+        files: list[DataFile] = [file.entry for one in written for file in one.files]
+        return self._table.commit(begun.version, state, files)
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """What an executor has to know of a table to write files for it."""
+
+    io: FileIO
+    location: str
+    properties: Mapping[str, str]
+    schema: Schema
+    """Of the whole table."""
+    spec: PartitionSpec
+
+    @cached_property
+    def file_schema(self) -> Schema:
+        """Return the columns that files of ours have."""
+        return file_schema(self.schema)
+
+    def statistics(self, metadata: pq.FileMetaData) -> dict[str, Any]:
+        """
+        Return a file's counts and bounds, as a table's metadata has them.
+
+        pyiceberg gives no bounds for what is inside of a struct, and everything that readers look for is.
+        """
+        properties = dict(self.properties)
+        plan = compute_statistics_plan(self.file_schema, properties)
+        metadata_type = self.file_schema.find_field("redpanda").field_type
+        members = metadata_type.fields if isinstance(metadata_type, StructType) else ()
+        for member in members:
+            column = f"redpanda.{member.name}"
+            asked = {
+                TableProperties.DEFAULT_WRITE_METRICS_MODE,
+                f"{TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX}.{column}",
+            }
+            if member.field_id in plan and not asked & properties.keys():
+                mode = _KEY_BOUNDS if isinstance(member.field_type, BinaryType) else _WHOLE_BOUNDS
+                plan[member.field_id] = replace(plan[member.field_id], mode=mode)
+        return data_file_statistics_from_parquet_metadata(
+            metadata, plan, parquet_path_to_id_mapping(self.file_schema)
+        ).to_serialized_dict()
+
+
+def files_of(table: Table) -> TableFiles:
+    """Return what executors have to know of *table*."""
+    return TableFiles(table.io, table.location(), table.metadata.properties, table.schema(), table.spec())
+
+
+class IcebergSink:
+    """Where the records of one portion go, on an executor. See `Sink`."""
+
+    def __init__(self, table: TableFiles, portion: Portion) -> None:
+        self._table = table
+        self._portion = portion
+        self._place_of = place_of_hour(table.spec)
+        self.schema: pa.Schema = schema_to_pyarrow(table.file_schema)
+        self.clipped_times = 0
+
+    def place_of(self, hour: int | None) -> int | None:
+        """Return the table's partition of an hour; None where there is none."""
+        return self._place_of(hour)
+
+    def arranged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch of records as rows of the table."""
+        self.clipped_times += clipped_count(batch.column("timestamp"))
+        return rows_of(batch, self.schema)
+
+    def store(self, place: int | None, path: Path, metadata: pq.FileMetaData) -> StoredFile:
+        """
+        Put a file where the table has its data, under a name that no other has.
+
+        Raises:
+            StorageUnavailable: The table's storage does not take it.
+        """
+        table, portion = self._table, self._portion
+        values = [PartitionFieldValue(one, place) for one in table.spec.fields]
+        key = PartitionKey(values, table.spec, table.schema)
+        name = f"{portion.partition.partition:05}-{portion.from_offset:020}-{uuid.uuid4()}.parquet"
+        locations = load_location_provider(table.location, dict(table.properties))
+        location = locations.new_data_location(name, key if values else None)
+        size_bytes = path.stat().st_size
+        try:
+            with path.open("rb") as source, table.io.new_output(location).create() as target:
+                shutil.copyfileobj(source, target, COPY_BYTES)
+        except OSError as error:
+            raise StorageUnavailable(f"{location} cannot be written: {error}") from error
+        entry = DataFile.from_args(
+            content=DataFileContent.DATA,
+            file_path=location,
+            file_format=FileFormat.PARQUET,
+            partition=key.partition,
+            file_size_in_bytes=size_bytes,
+            sort_order_id=None,
+            spec_id=table.spec.spec_id,
+            equality_ids=None,
+            key_metadata=None,
+            **table.statistics(metadata),
+        )
+        return StoredFile(location, metadata.num_rows, size_bytes, entry)

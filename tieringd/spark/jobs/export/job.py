@@ -1,0 +1,119 @@
+"""The export of topics, and its report."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tieringd.errors import ConfigError
+from tieringd.spark.bucket import bucket_of
+from tieringd.spark.jobs.export.rounds import export_topic
+from tieringd.spark.jobs.export.rules import ExportRules
+from tieringd.spark.jobs.export.work import on_spark
+from tieringd.spark.jobs.progress import silent
+from tieringd.spark.jobs.report import Report, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from pyspark.sql import SparkSession
+
+    from tieringd.config import Config
+    from tieringd.spark.jobs.export.rounds import TopicOutcome
+    from tieringd.spark.jobs.export.topic_target import TopicTarget
+    from tieringd.spark.jobs.progress import Progress
+    from tieringd.spark.jobs.report import Value
+
+
+_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "records", "files", "file_bytes")
+_LOST_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "reason")
+
+
+class Target(Protocol):
+    """A place for the exports of several topics."""
+
+    def opened(self, archive: Config, /) -> AbstractContextManager[Callable[[str], TopicTarget]]:
+        """Give what returns the place of a topic, as long as the context lasts."""
+
+
+def export(
+    spark: SparkSession,
+    config: Config,
+    *,
+    topics: Sequence[str],
+    target: Target,
+    rules: ExportRules | None = None,
+    progress: Progress = silent,
+) -> Report:
+    """
+    Export what of *topics* is in the archive and not yet in *target*; exactly once, by offset.
+
+    Called again it goes on from there, whether the run before came to its end or was killed.
+
+    Raises:
+        ConfigError: The target cannot be used this way, or holds something else.
+        ObjectNotFound: The archive has no such topic.
+        TieringError: The archive lacks what was to be exported, or cannot be read.
+    """
+    if not topics:
+        raise ConfigError("topics: name at least one topic to export")
+    archive = partial(bucket_of, config)
+    bucket = archive()
+    found = [bucket.run(bucket.catalog.topic(name)) for name in dict.fromkeys(topics)]
+    with target.opened(config) as place_of:
+        outcomes = [
+            export_topic(
+                archived,
+                place_of(archived.topic.key.topic),
+                rules or ExportRules(),
+                archive=archive,
+                run=on_spark(spark, f"export {archived.topic.key.topic}", progress),
+            )
+            for archived in found
+        ]
+    return report_of(outcomes)
+
+
+def report_of(outcomes: Sequence[TopicOutcome]) -> Report:
+    """Return what there is to say of an export."""
+    written = [one for outcome in outcomes for one in outcome.written]
+    figures: dict[str, Value] = {
+        "topics": len(outcomes),
+        "partitions": sum(len(outcome.reached) for outcome in outcomes),
+        "records": sum(one.records for one in written),
+        "files": sum(len(one.files) for one in written),
+        "file_bytes": sum(one.size_bytes for one in written),
+        "commits": sum(outcome.commits for outcome in outcomes),
+        "lost_offsets": sum(
+            one.next_offset - one.from_offset for outcome in outcomes for one in outcome.lost
+        ),
+        "clipped_times": sum(one.clipped_times for one in written),
+    }
+    tables = [Table("partitions", _COLUMNS, tuple(row for one in outcomes for row in _rows(one)))]
+    lost = tuple(
+        (one.partition.topic, one.partition.partition, one.from_offset, one.next_offset, one.reason)
+        for outcome in outcomes
+        for one in outcome.lost
+    )
+    if lost:
+        tables.append(Table("lost offsets", _LOST_COLUMNS, lost))
+    faults = tuple(fault for outcome in outcomes for fault in outcome.faults)
+    return Report("export", figures, tuple(tables), faults)
+
+
+def _rows(outcome: TopicOutcome) -> Iterator[tuple[Value, ...]]:
+    for number, reached in sorted(outcome.reached.items()):
+        written = [one for one in outcome.written if one.portion.partition.partition == number]
+        begun_at = outcome.begun_at.get(number)
+        if begun_at is None:
+            begun_at = min((one.portion.from_offset for one in written), default=reached)
+        yield (
+            outcome.topic.topic,
+            number,
+            begun_at,
+            reached,
+            sum(one.records for one in written),
+            sum(len(one.files) for one in written),
+            sum(one.size_bytes for one in written),
+        )

@@ -1,0 +1,222 @@
+"""
+Export to a directory of Parquet files, which any reader may read at any time without knowing of us.
+
+    {target}/topic={topic}/date={YYYY-MM-DD}/[hour={HH}/]part-{partition}-{from}-{next}-{topic id}.parquet
+    {target}/_tieringd/{topic}.json
+
+Stores have no rename, so what a run writes can be seen at once. It is still never seen twice: a round's
+portions are pinned in the state before the first of their files is written, a file's name follows from its
+portion and the directory, and a portion has one file there. A run that finds pinned portions writes them
+again, over what may be there, before anything new is planned. Then the state moves on by compare-and-swap.
+Runs side by side write the same files, and one of them commits.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+from tieringd.errors import ConfigError, CorruptDataError
+from tieringd.model.partition import TopicIdPartition
+from tieringd.spark.bucket import bucket_of
+from tieringd.spark.decoder import arrow_schema
+from tieringd.spark.jobs.export.places import utc
+from tieringd.spark.jobs.export.plan import Portion
+from tieringd.spark.jobs.export.records import COLUMNS
+from tieringd.spark.jobs.export.state import parse_state
+from tieringd.spark.jobs.export.target_store import OWN_PREFIX, TargetStore, target_config
+from tieringd.spark.jobs.export.topic_target import Standing, StoredFile
+from tieringd.storage.opening import create_file_root
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from tieringd.config import Config
+    from tieringd.spark.jobs.export.state import ExportState
+    from tieringd.spark.jobs.export.topic_target import SinkOpener, Written
+
+ParquetPartitioning: TypeAlias = Literal["none", "day", "hour"]
+
+STATE_VERSION: Final = 1
+_NULL: Final = "__HIVE_DEFAULT_PARTITION__"
+"""What readers of such directories take for null."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetTarget:
+    """
+    A directory for Parquet files: `file:///dir`, `s3://bucket/prefix`, `gs://...` or `azure://container/...`.
+
+    *config* says how to reach it, where the archive's own configuration does not.
+    """
+
+    url: str
+    partition_by: ParquetPartitioning = "day"
+    config: Config | None = field(default=None, repr=False)
+
+    @contextmanager
+    def opened(self, archive: Config) -> Iterator[Callable[[str], ParquetTopic]]:
+        """
+        Give what returns the place of a topic.
+
+        Raises:
+            ConfigError: The target cannot be reached this way, or does not honour conditional writes.
+        """
+        if self.partition_by not in get_args(ParquetPartitioning):
+            raise ConfigError(
+                f"partition_by: Parquet files are by none, day or hour, not {self.partition_by}"
+            )
+        config = target_config(self.url, self.config or archive)
+        create_file_root(config)
+        opened = partial(open_store, config)
+        opened().check(config)
+        yield partial(ParquetTopic, opened, url=self.url, partition_by=self.partition_by)
+
+
+def open_store(config: Config) -> TargetStore:
+    """Return the store of *config*, open for as long as this process lives."""
+    bucket = bucket_of(config)
+    return TargetStore(bucket.store, bucket.run)
+
+
+class ParquetTopic:
+    """The directory of one topic, as the driver sees it. See `TopicTarget`."""
+
+    def __init__(
+        self, opened: Callable[[], TargetStore], topic: str, *, url: str, partition_by: ParquetPartitioning
+    ) -> None:
+        self._opened = opened
+        self._store = opened()
+        self._partition_by = partition_by
+        self._directory = f"topic={topic}"
+        self._state_key = f"{OWN_PREFIX}{topic}.json"
+        self.place = f"{url.rstrip('/')}/{self._directory}"
+
+    def standing(self) -> Standing:
+        """
+        See `TopicTarget.standing`.
+
+        Raises:
+            ConfigError: There are files without a state, or they are in other directories than asked for.
+            CorruptDataError: The state cannot be read.
+        """
+        found = self._store.read(self._state_key)
+        if found is None:
+            if self._store.holds_any(f"{self._directory}/"):
+                raise ConfigError(
+                    f"{self.place} holds files, and nothing says how far they were exported",
+                    hint=f"Export to an empty place, or put {self._state_key} back where it was",
+                )
+            return Standing(None)
+        data, version = found
+        standing, partition_by = _decode(data, version, source=self._state_key)
+        if partition_by != self._partition_by:
+            raise ConfigError(
+                f"partition_by: {self.place} was begun by {partition_by}, and cannot go on by "
+                f"{self._partition_by}",
+                hint=f"Ask for {partition_by}, or export to another target",
+            )
+        return standing
+
+    def begin(self, standing: Standing, state: ExportState, portions: tuple[Portion, ...]) -> Standing | None:
+        """See `TopicTarget.begin`."""
+        if portions == standing.pending:
+            return standing
+        return self._swapped(standing, state, portions)
+
+    def opener(self) -> SinkOpener:
+        """See `TopicTarget.opener`."""
+        return partial(ParquetSink, self._opened, self._directory, self._partition_by)
+
+    def commit(self, begun: Standing, state: ExportState, written: Sequence[Written]) -> bool:
+        """See `TopicTarget.commit`."""
+        assert [one.portion for one in written] == list(begun.pending), "a round is committed as a whole"
+        return self._swapped(begun, state, ()) is not None
+
+    def _swapped(
+        self, standing: Standing, state: ExportState, pending: tuple[Portion, ...]
+    ) -> Standing | None:
+        data = _encode(state, pending, self._partition_by)
+        version = self._store.swap(self._state_key, data, standing.version)
+        return None if version is None else Standing(state, pending, version)
+
+
+class ParquetSink:
+    """Where the records of one portion go, on an executor. See `Sink`."""
+
+    def __init__(
+        self,
+        opened: Callable[[], TargetStore],
+        directory: str,
+        partition_by: ParquetPartitioning,
+        portion: Portion,
+    ) -> None:
+        self._opened = opened
+        self._directory = directory
+        self._partition_by = partition_by
+        partition = portion.partition
+        self._name = (
+            f"part-{partition.partition:05}-{portion.from_offset:020}-{portion.next_offset:020}-"
+            f"{partition.topic_id}.parquet"
+        )
+        self.schema: pa.Schema = arrow_schema(COLUMNS)
+        self.clipped_times = 0
+
+    def place_of(self, hour: int | None) -> str:
+        """Return the directory of an hour, with a slash at its end."""
+        time = None if hour is None else utc(hour)
+        parts = [self._directory]
+        if self._partition_by != "none":
+            parts.append(f"date={_NULL if time is None else time.date().isoformat()}")
+        if self._partition_by == "hour":
+            parts.append(f"hour={_NULL if time is None else f'{time.hour:02}'}")
+        return "/".join([*parts, ""])
+
+    def arranged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch: files have the columns of Spark's Kafka source."""
+        return batch
+
+    def store(self, place: str, path: Path, metadata: pq.FileMetaData) -> StoredFile:
+        """Put a file into its directory."""
+        key = place + self._name
+        return StoredFile(key, metadata.num_rows, self._opened().store_file(key, path))
+
+
+def _encode(state: ExportState, pending: tuple[Portion, ...], partition_by: ParquetPartitioning) -> bytes:
+    document = {
+        "version": STATE_VERSION,
+        "partition_by": partition_by,
+        "state": json.loads(state.as_json()),
+        "pending": [
+            [one.partition.partition, one.from_offset, one.next_offset, one.size_bytes] for one in pending
+        ],
+    }
+    return json.dumps(document, indent=1).encode()
+
+
+def _decode(data: bytes, version: str, *, source: str) -> tuple[Standing, Any]:
+    """Return where the export stands, and how its files are partitioned."""
+    try:
+        document = json.loads(data)
+        if document["version"] != STATE_VERSION:
+            raise CorruptDataError(
+                f"the state of an export has version {document['version']}, and this release knows "
+                f"{STATE_VERSION}",
+                source=source,
+            )
+        state = parse_state(json.dumps(document["state"]), source=source)
+        topic = state.topic
+        pending = tuple(
+            Portion(TopicIdPartition(topic.cluster, topic.topic, topic.topic_id, number), *map(int, numbers))
+            for number, *numbers in document["pending"]
+        )
+        return Standing(state, pending, version), document["partition_by"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorruptDataError(f"the state of an export cannot be read: {error!r}", source=source) from error

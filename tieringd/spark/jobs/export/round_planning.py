@@ -1,0 +1,158 @@
+"""The next round of a topic's export, from what the archive holds now."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import ObjectNotFound, TieringError
+from tieringd.spark.jobs.export.plan import losses, portions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Mapping
+
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.jobs.export.plan import Lost, Portion
+    from tieringd.spark.jobs.export.rules import ExportRules
+    from tieringd.spark.jobs.export.state import ExportState
+
+LOOKS_MAX: Final = 5
+"""How often in a row a fresh manifest may name a spillover manifest that has gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What is written and committed together, and what the archive lacks of it."""
+
+    portions: tuple[Portion, ...]
+    lost: tuple[Lost, ...] = ()
+
+
+def next_round(
+    bucket: Bucket, state: ExportState, ends: Mapping[TopicIdPartition, int], rules: ExportRules
+) -> Round:
+    """
+    Return some of what is left of each partition up to its end, of about a round's size in all.
+
+    Raises:
+        TieringError: The archive is shorter than what was exported of it; or, where the rules ask for that,
+            it lacks something.
+    """
+    for partition, end in ends.items():
+        if end < state.offsets.get(partition.partition, 0):
+            raise TieringError(
+                f"{partition} was exported up to offset {state.offsets[partition.partition] - 1}, and the "
+                f"archive ends at {end - 1}: it was cut back to another leader's log",
+                hint="Records that are not in the log any more were exported; export to another target",
+            )
+    left = {one: end for one, end in ends.items() if state.offsets.get(one.partition, 0) < end}
+    rounds = [
+        _round_of(
+            bucket,
+            partition,
+            exported_to=state.offsets.get(partition.partition),
+            end=end,
+            rules=rules,
+            limit_bytes=rules.round_bytes // len(left),
+        )
+        for partition, end in left.items()
+    ]
+    lost = tuple(one for found in rounds for one in found.lost)
+    if lost and rules.fails_on_gap:
+        raise TieringError(
+            f"the archive lacks what was to be exported: {'; '.join(map(str, lost))}",
+            hint="Allow gaps (`--allow-gaps`) to export the rest",
+        )
+    return Round(tuple(portion for found in rounds for portion in found.portions), lost)
+
+
+def replaced_since(manifests: Iterable[PartitionManifest], state: ExportState) -> list[str]:
+    """Say of which offsets other records were exported than the archive has since then."""
+    return [
+        f"{manifest.partition} offsets {one.base_offset} to {one.last_offset} were replaced by another "
+        "leader's records after they had been exported"
+        for manifest in manifests
+        for one in manifest.replacements
+        if one.base_offset < state.offsets.get(manifest.partition.partition, 0)
+        and one.replaced_at_ms > state.committed_at_ms
+    ]
+
+
+def _round_of(
+    bucket: Bucket,
+    partition: TopicIdPartition,
+    *,
+    exported_to: int | None,
+    end: int,
+    rules: ExportRules,
+    limit_bytes: int,
+) -> Round:
+    """Return the next portions of one partition, until they are *limit_bytes*."""
+    for look in range(1, LOOKS_MAX + 1):
+        manifest = bucket.run(bucket.manifests.load(partition)).manifest
+        if manifest is None or manifest.next_offset < end:
+            raise TieringError(
+                f"the archive of {partition} reached offset {end - 1} when the export began, and no more",
+                hint="It was cut back, moved or deleted meanwhile; export again",
+            )
+        try:
+            return _cut(
+                bucket,
+                manifest,
+                exported_to=exported_to,
+                end=end,
+                portion_bytes=rules.portion_bytes,
+                limit_bytes=limit_bytes,
+            )
+        except ObjectNotFound:
+            if look == LOOKS_MAX:
+                raise
+    raise AssertionError("the last look returns or raises")
+
+
+def _cut(
+    bucket: Bucket,
+    manifest: PartitionManifest,
+    *,
+    exported_to: int | None,
+    end: int,
+    portion_bytes: int,
+    limit_bytes: int,
+) -> Round:
+    from_offset = min(max(exported_to or 0, manifest.start_offset), end)
+    pieces: list[PartitionManifest] = []
+
+    def segments() -> Generator[RemoteSegment]:
+        with closing(bucket.iterate(bucket.spillovers.pieces(manifest, from_offset=from_offset))) as found:
+            for piece in found:
+                pieces.append(piece)
+                for row in range(piece.segments.row_at_or_after(from_offset), len(piece.segments)):
+                    yield piece.segments[row]
+
+    portions: list[Portion] = []
+    left_bytes = limit_bytes
+    with closing(segments()) as ascending:
+        for portion in portions_of(
+            manifest.partition,
+            ascending,
+            from_offset=from_offset,
+            next_offset=end,
+            portion_bytes=portion_bytes,
+        ):
+            portions.append(portion)
+            left_bytes -= portion.size_bytes
+            if left_bytes <= 0:
+                break
+    next_offset = portions[-1].next_offset if portions else from_offset
+    lost = losses(
+        manifest.partition,
+        [gap for piece in pieces for gap in piece.gaps],
+        exported_to=exported_to,
+        from_offset=from_offset,
+        next_offset=next_offset,
+    )
+    return Round(tuple(portions), tuple(lost))

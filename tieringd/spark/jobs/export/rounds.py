@@ -1,0 +1,103 @@
+"""
+The export of one topic, in rounds: plan, write, commit, until the archive's end is reached.
+
+A round is committed as a whole, and a killed run loses the round that it was in. The end is fixed when the
+run begins, so that a topic that goes on growing does not keep it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import StorageUnavailable
+from tieringd.spark.bucket import now_ms
+from tieringd.spark.jobs.export.round_planning import Round, next_round, replaced_since
+from tieringd.spark.jobs.export.state import continued
+from tieringd.spark.jobs.export.work import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.archive.catalog import ArchivedTopic
+    from tieringd.formats.object_keys import TopicKey
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.jobs.export.plan import Lost
+    from tieringd.spark.jobs.export.rules import ExportRules
+    from tieringd.spark.jobs.export.topic_target import TopicTarget, Written
+    from tieringd.spark.jobs.export.work import Runner
+
+LOST_ROUNDS_MAX: Final = 10
+"""So often another run may be faster; each time it has brought the export forward."""
+
+
+@dataclass
+class TopicOutcome:
+    """What a run has done for one topic."""
+
+    topic: TopicKey
+    place: str
+    begun_at: dict[int, int] = field(default_factory=dict)
+    """Where each partition's export stood, where it had begun."""
+    reached: dict[int, int] = field(default_factory=dict)
+    written: list[Written] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    commits: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+def export_topic(
+    archived: ArchivedTopic,
+    target: TopicTarget,
+    rules: ExportRules,
+    *,
+    archive: Callable[[], Bucket],
+    run: Runner,
+    clock: Callable[[], int] = now_ms,
+) -> TopicOutcome:
+    """
+    Export what of a topic is in the archive and not yet in *target*.
+
+    Raises:
+        ConfigError: The target holds something else.
+        TieringError: The archive lacks what was to be exported, or cannot be read.
+        StorageUnavailable: Others kept exporting the same, or a store is away.
+    """
+    key = archived.topic.key
+    outcome = TopicOutcome(key, target.place)
+    ends = {one.partition: one.next_offset for one in archived.partitions}
+    lost_rounds = 0
+    is_first = True
+    while lost_rounds < LOST_ROUNDS_MAX:
+        standing = target.standing()
+        state = continued(
+            standing.state, key, isolation=rules.isolation, recreated=rules.recreated, place=target.place
+        )
+        outcome.reached.update(state.offsets)
+        if is_first:
+            outcome.begun_at.update(state.offsets)
+            outcome.faults += replaced_since(archived.partitions, state)
+            is_first = False
+        # What was begun of an earlier incarnation of the topic is left as it is.
+        round_ = Round(standing.pending if standing.state is not None and standing.state.topic == key else ())
+        if not round_.portions:
+            round_ = next_round(archive(), state, ends, rules)
+        outcome.lost += round_.lost
+        if not round_.portions:
+            return outcome
+        begun = target.begin(standing, state, round_.portions)
+        if begun is None:
+            lost_rounds += 1
+            continue
+        written = run(Work(archive, target.opener(), rules.isolation, rules.fails_on_gap), round_.portions)
+        advanced = state.advanced(round_.portions, run_id=uuid.uuid4().hex, now_ms=clock())
+        if target.commit(begun, advanced, written):
+            outcome.commits += 1
+            outcome.written += written
+        else:
+            lost_rounds += 1
+    raise StorageUnavailable(
+        f"other runs export topic {key.topic} to {target.place} as well, and were faster {lost_rounds} times",
+        hint="Run one export of a topic to a target at a time",
+    )
