@@ -6,9 +6,14 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# How long an example takes is the machine's matter: a busy one fails no test.
+settings.register_profile("tieringd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tieringd")
 
 
 @pytest.fixture(scope="session", autouse=True)
