@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITIONS = 2
-_SEGMENT_BYTES = 32 << 20
+_SEGMENT_BYTES = 16 << 20
 _QUICK = ({"r100": 1_500_000, "j1k": 200_000}, 3)
 _WHOLE = ({"r100": 5_000_000, "j1k": 600_000}, 5)
 _WAYS = ("archive", "kafka", "parquet")
