@@ -38,10 +38,12 @@ if TYPE_CHECKING:
 PARTITIONS = 2
 _SEGMENT_BYTES = 16 << 20
 _QUICK = ({"r100": 1_500_000, "j1k": 200_000}, 3)
-_WHOLE = ({"r100": 5_000_000, "j1k": 600_000}, 5)
+_WHOLE = ({"r100": 5_000_000, "j1k": 600_000}, 7)
 _WAYS = ("archive", "kafka", "parquet")
 _CONSUMER = {"kafka.max.partition.fetch.bytes": str(32 << 20), "kafka.fetch.max.bytes": str(64 << 20)}
 """Else the connector waits for many small answers."""
+_SESSION = {"spark.python.unix.domain.socket.enabled": "true"}
+"""As docs/spark.md has it; the others have nothing to do with Python."""
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 
 
@@ -207,7 +209,8 @@ async def run(directory: Path, counts: dict[str, int], rounds: int) -> dict[str,
 
 def _read(directory: Path, config: Path, bootstrap: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     seconds: dict[str, dict[str, list[float]]] = {}
-    with running_spark(directory / "spark", memory="4g", options={"spark.jars": connector_jars()}) as spark:
+    options = {**_SESSION, "spark.jars": connector_jars()}
+    with running_spark(directory / "spark", memory="4g", options=options) as spark:
         register(spark)
         for kind in KINDS:
             ways = Ways(spark, kind, config, bootstrap)
@@ -240,11 +243,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="less data and fewer rounds")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
-    counts, rounds = (
-        ({"r100": 1_500_000, "j1k": 200_000}, 3)
-        if options.quick
-        else ({"r100": 5_000_000, "j1k": 600_000}, 5)
-    )
+    counts, rounds = _QUICK if options.quick else _WHOLE
     with tempfile.TemporaryDirectory() as directory:
         seconds = asyncio.run(run(Path(directory), counts, rounds))
     print(f"{counts['r100']} records of 100 bytes, {counts['j1k']} of 1 KiB with zstd, {rounds} rounds")

@@ -16,6 +16,7 @@ from tieringd.spark.source.schema import columns_of
 from tieringd.spark.source.segment_spans import find_spans
 from tieringd.spark.source.settings import StoreSettings, read_settings
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader
+from tieringd.spark.source.worker_process import spare_collections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +64,7 @@ class Request:
             tasks_min=self.options.tasks_min,
             task_records_max=self.options.task_records_max,
         )
+        spare_collections()
         return [InputPartition(spans) for spans in tasks]
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -80,6 +82,7 @@ class Request:
             loss=self.loss,
         )
         yield from TaskReader(self.bucket(), rules).batches(spans)
+        spare_collections()
 
 
 def read_request(given: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> Request:

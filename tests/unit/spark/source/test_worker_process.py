@@ -1,0 +1,49 @@
+"""What a worker of Spark's leaves out of its collections."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tieringd.spark.source import worker_process
+from tieringd.spark.source.worker_process import spare_collections
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process() -> Iterator[None]:
+    """Begin and leave as a process that spared nothing."""
+    gc.unfreeze()
+    worker_process._freeze_once.cache_clear()
+    yield
+    gc.unfreeze()
+    worker_process._freeze_once.cache_clear()
+
+
+def test_a_worker_that_is_used_again_leaves_out_what_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of the first task are not looked through after each of the next."""
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    spare_collections()
+    assert gc.get_freeze_count() > 10_000, "everything that is imported"
+
+
+def test_what_comes_later_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first call counts: garbage of later tasks is never kept for good."""
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    spare_collections()
+    left_out = gc.get_freeze_count()
+    later = [[number] for number in range(1000)]
+    spare_collections()
+    assert gc.get_freeze_count() <= left_out
+    assert len(later) == 1000
+
+
+def test_a_program_of_a_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever plans or reads in a process of its own collects as before."""
+    monkeypatch.delenv("SPARK_REUSE_WORKER", raising=False)
+    spare_collections()
+    assert gc.get_freeze_count() == 0
