@@ -13,10 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from tieringd.formats.disk_state import PublishedDiskState, encode_disk_state
+from tieringd.formats.erasure_record import (
+    ErasedPartition,
+    ErasureOutcome,
+    ErasureRequest,
+    encode_erasure_outcome,
+    encode_erasure_request,
+)
 from tieringd.formats.history_link import HistoryLink, encode_history_link
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.quota_record import QuotaPhase, QuotaRecord, encode_quota_record
+from tieringd.formats.rewriting_record import encode_rewriting
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.formats.spillover_codec import encode_spillover
 from tieringd.formats.topic_manifest import (
@@ -31,6 +39,7 @@ from tieringd.model.disk_state import DiskState
 from tieringd.model.manifest import Gap, PartitionManifest, Replacement, Retired
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
+from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.segment import (
     AbortedTransaction,
     BrokerIndexes,
@@ -277,6 +286,38 @@ HISTORY_LINK = HistoryLink(
     starts=((0, 0), (3, 2**63 - 1), (2**31 - 1, 7)),
 )
 
+ERASURE_REQUEST = ErasureRequest(
+    "0123456789abcdef",
+    begun_at_ms=1_700_000_000_000,
+    requested_by="dpo@example.org",
+    reason="request 4711 (é)",
+    topics=("pay.*", "orders"),
+    key_sha256=("00" * 32, "ff" * 32),
+)
+ERASURE_OUTCOME = ErasureOutcome(
+    finished_at_ms=1_700_000_060_000,
+    partitions=(
+        ErasedPartition(
+            PARTITION,
+            records=2**40,
+            replaced=("00000000/c/t/0_x/0-9-100-4-0a-0000000b.log",),
+            stored=("11111111/c/t/0_x/0-9-61-4-rewritten-0123456789abcdef-0000000c.log",),
+            retired_at_ms=1_700_000_050_000,
+            deletion_due_at_ms=1_700_003_650_000,
+        ),
+    ),
+    deleted_at_ms=None,
+    faults=("pay.ments_eu-1-3: a segment may still have one of the keys",),
+)
+REWRITING = Rewriting(
+    RewritingKind.COMPACTED,
+    replaced=(SegmentIdentity(1000, 1999, 61, 4, "rewritten-0123456789abcdef"),),
+    stored=(
+        SegmentIdentity(1000, 2999, 0, 4, "rewritten-fedcba9876543210"),
+        SegmentIdentity(3000, 2**63 - 2, 2**40, 7, "rewritten-fedcba9876543210"),
+    ),
+)
+
 
 def files() -> dict[str, bytes]:
     """Return what this release writes for each file."""
@@ -290,6 +331,9 @@ def files() -> dict[str, bytes]:
         "topic-manifest.v5.json": encode_topic_manifest(TOPIC_MANIFEST),
         "topic-manifest-purged.v5.json": encode_topic_manifest(PURGED_TOPIC_MANIFEST),
         "disk-state.v1.json": encode_disk_state(DISK_STATE),
+        "erasure-begun.v1.json": encode_erasure_request(ERASURE_REQUEST),
+        "erasure-done.v1.json": encode_erasure_outcome(ERASURE_REQUEST, ERASURE_OUTCOME),
+        "rewriting.v1.json": encode_rewriting(PARTITION, REWRITING),
         "history-link.v1": encode_history_link(HISTORY_LINK),
         "quota-record.v1.json": encode_quota_record(QUOTA_RECORD),
     }

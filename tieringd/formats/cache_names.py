@@ -18,12 +18,14 @@ from enum import Enum
 
 import xxhash
 
+from tieringd.formats.object_keys import WRITER_PATTERN
+
 MAX_BUCKETS = 1_000_000
 """A bucket's number is shorter than a hash, so that the two are never taken for each other."""
 
 _HASH = r"[0-9a-f]{8}"
 _PARTITION = r"[^/\0]+/[^/\0]+/\d+_[^/\0]{22}"
-_SEGMENT = r"\d+-\d+-\d+-\d+-[0-9a-f]+(?:-[0-9a-f]{8})?"
+_SEGMENT = rf"\d+-\d+-\d+-\d+-{WRITER_PATTERN}(?:-{_HASH})?"
 _NAME = re.compile(
     rf"(?P<first>{_HASH}|0|[1-9]\d{{0,5}})/"
     rf"(?:(?P<data>{_PARTITION}/{_SEGMENT}\.log)(?:_chunks/(?P<position>0|[1-9]\d*)|\.index)"

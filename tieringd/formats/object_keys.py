@@ -5,6 +5,7 @@ Names of objects in the bucket: built here, parsed here, and nowhere else.
     ... .log.index
     {h}/{cluster}/meta/{topic}/{partition}_{topic_id}/manifest
     ... manifest.{base}.{last}.{base_ts}.{max_ts}.{crc}
+    ... rewriting.{writer}.{crc}
     meta/{cluster}/topics/{topic}_{topic_id}/topic_manifest.json
     meta/{cluster}/topics/{topic}_{topic_id}/history_link
     meta/{cluster}/brokers/{node_id}/disk_state.json
@@ -12,6 +13,11 @@ Names of objects in the bucket: built here, parsed here, and nowhere else.
     {key of a data object}.part-{level}-{number}
     quarantine/objects/{key of an orphan}
     quarantine/reports/{milliseconds}-{crc}.json
+    quarantine/damaged/{key of a manifest}-{crc}
+    audit/erasures/{milliseconds}-{job}-{begun or done}.json
+
+A `writer` is a process: sixteen hex digits or more for a daemon, the same after `spark-` for a job, and after
+`rewritten-` for a job that takes records out, or whoever merges what such a job has stored.
 
 `index` is the CRC32C of the index sidecar, in eight hex digits. The sidecar tells of the data object
 as well, so what one process stores under a name is the same bytes each time: a request that arrives
@@ -21,7 +27,8 @@ A `part` is what a data object is joined of, where that takes more than one step
 It is the same partition's, and no manifest ever names it.
 
 A spillover manifest has the live one's key and what it holds in decimal: offsets, times, and the
-CRC32C of the document, so that other bytes have another name.
+CRC32C of the document, so that other bytes have another name. The record of a rewriting lies beside
+them, under the writer of what it names.
 
 `h` is the xxh32 (seed 0) of all that follows it, in eight hex digits: it spreads load over a
 store's key ranges. A data object and its index share the data object's hash, so they lie side
@@ -41,7 +48,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import NO_CRC
+from tieringd.model.segment import JOB_PREFIX, NO_CRC, REWRITER_PREFIX
 from tieringd.model.spillover import SpilloverName
 
 if TYPE_CHECKING:
@@ -53,17 +60,25 @@ TOPIC_MANIFESTS_PREFIX = "meta/"
 QUARANTINED_PREFIX = "quarantine/objects/"
 """What is in quarantine has the key that it had, after this."""
 QUARANTINE_REPORTS_PREFIX = "quarantine/reports/"
+ERASURES_PREFIX = "audit/erasures/"
+"""The records of erasures, in the order in which they began."""
+
+WRITER_PATTERN = rf"(?:{JOB_PREFIX}|{REWRITER_PREFIX})?[0-9a-f]+"
+"""Of the writers that names of data objects have."""
+DAMAGED_PREFIX = "quarantine/damaged/"
+"""Copies of damaged manifests that were rebuilt; nobody deletes them by himself."""
 
 _TOPIC_ID_LENGTH = 22
 _DATA_KEY = re.compile(
     r"[0-9a-f]{8}/(?P<cluster>[^/]+)/(?P<topic>[^/]+)/(?P<partition>\d+)_(?P<topic_id>[^/]{22})/"
-    r"(?P<base>\d+)-(?P<last>\d+)-(?P<size>\d+)-(?P<epoch>\d+)-(?P<writer>[0-9a-f]+)"
-    r"(?:-(?P<index>[0-9a-f]{8}))?\.log"
+    r"(?P<base>\d+)-(?P<last>\d+)-(?P<size>\d+)-(?P<epoch>\d+)-"
+    rf"(?P<writer>{WRITER_PATTERN})(?:-(?P<index>[0-9a-f]{{8}}))?\.log"
 )
 _MANIFEST_KEY = re.compile(
     r"[0-9a-f]{8}/(?P<cluster>[^/]+)/meta/(?P<topic>[^/]+)/(?P<partition>\d+)_(?P<topic_id>[^/]{22})/"
-    r"manifest(?:\..+)?"
+    r"(?:manifest(?:\..+)?|rewriting\..+)"
 )
+_REWRITING_SUFFIX = re.compile(rf"(?P<writer>{WRITER_PATTERN})\.[0-9a-f]{{8}}", re.ASCII)
 _PART_SUFFIX = re.compile(r"\.part-\d+-\d+$", re.ASCII)
 _NUMBER = r"(0|[1-9]\d*)"
 _SPILLOVER_SUFFIX = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}\.{_NUMBER}", re.ASCII)
@@ -132,6 +147,23 @@ def parse_spillover_key(partition: TopicIdPartition, key: str) -> SpilloverName 
     prefix = spillover_prefix(partition)
     found = _SPILLOVER_SUFFIX.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
     return None if found is None else SpilloverName(*(int(number) for number in found.groups()))
+
+
+def rewriting_prefix(partition: TopicIdPartition) -> str:
+    """Return what the keys of a partition's records of rewritings begin with, and no others."""
+    return f"{manifest_key(partition).removesuffix('manifest')}rewriting."
+
+
+def rewriting_key(partition: TopicIdPartition, writer_id: str, *, crc32c: int) -> str:
+    """Return the key of the record of what *writer_id* has rewritten, by the checksum of its bytes."""
+    return f"{rewriting_prefix(partition)}{writer_id}.{crc32c:08x}"
+
+
+def parse_rewriting_key(partition: TopicIdPartition, key: str) -> str | None:
+    """Return the writer of which the partition has a record under this key; None for any other key."""
+    prefix = rewriting_prefix(partition)
+    found = _REWRITING_SUFFIX.fullmatch(key.removeprefix(prefix)) if key.startswith(prefix) else None
+    return None if found is None else found["writer"]
 
 
 def topic_manifest_key(key: TopicKey) -> str:
@@ -216,7 +248,7 @@ def owner_of(key: str) -> TopicIdPartition | None:
     """
     Return the partition whose data, index or manifest object has this key; None for any other key.
 
-    What was left of joining a data object is its partition's as well.
+    What was left of joining a data object is its partition's as well, and so is the record of a rewriting.
 
     The name alone says so: the object may be damaged, or named by nothing.
     """
@@ -227,8 +259,10 @@ def owner_of(key: str) -> TopicIdPartition | None:
     if found is None:
         return None
     partition = TopicIdPartition(found["cluster"], found["topic"], found["topic_id"], int(found["partition"]))
-    own = manifest_key(partition)
-    return partition if key == own or key.startswith(spillover_prefix(partition)) else None
+    is_its_own = key == manifest_key(partition) or key.startswith(
+        (spillover_prefix(partition), rewriting_prefix(partition))
+    )
+    return partition if is_its_own else None
 
 
 def quarantined_key(key: str) -> str:
@@ -244,6 +278,17 @@ def parse_quarantined_key(key: str) -> str | None:
 def quarantine_report_key(*, now_ms: int, crc32c: int) -> str:
     """Return the key of a report of what was put into quarantine."""
     return f"{QUARANTINE_REPORTS_PREFIX}{now_ms}-{crc32c:08x}.json"
+
+
+def erasure_key(*, begun_at_ms: int, job_id: str, is_done: bool) -> str:
+    """Return the key of one of the two records of an erasure: what it was to do, or what it did."""
+    # The milliseconds have one length until the year 2286, so a listing is in their order.
+    return f"{ERASURES_PREFIX}{begun_at_ms:013d}-{job_id}-{'done' if is_done else 'begun'}.json"
+
+
+def damaged_copy_key(key: str, *, crc32c: int) -> str:
+    """Return the key of a copy of the damaged manifest *key*, made of the checksum of its bytes."""
+    return f"{DAMAGED_PREFIX}{key}-{crc32c:08x}"
 
 
 def _hashed(path: str) -> str:

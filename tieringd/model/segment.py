@@ -9,7 +9,7 @@ leave holes that are not gaps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 EpochStart: TypeAlias = tuple[int, int]
 """(leader epoch, first offset written under it); a history ascends in both."""
@@ -20,6 +20,16 @@ NO_TIMESTAMP = -1
 
 NO_CRC = -1
 """No checksum was noted: what was stored before there was room for one."""
+
+JOB_PREFIX: Final = "spark-"
+"""What the id of a writer begins with that is a job on an archive, and no daemon."""
+REWRITER_PREFIX: Final = "rewritten-"
+"""What the id of a writer begins with of a job that takes records out of stored segments."""
+
+
+def rewriter_of(writer_id: str) -> str:
+    """Return the id under which a daemon or job stores what it makes of rewritten segments."""
+    return f"{REWRITER_PREFIX}{writer_id.removeprefix(JOB_PREFIX)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +148,15 @@ class RemoteSegment:
     def next_offset(self) -> int:
         """Return the first offset after this segment."""
         return self.last_offset + 1
+
+    @property
+    def is_rewritten(self) -> bool:
+        """
+        Say whether a job took records out of it: it has less than the log that it came from, on purpose.
+
+        So a local log that has more is no reason not to be trimmed, and must not take its place.
+        """
+        return self.writer_id.startswith(REWRITER_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)

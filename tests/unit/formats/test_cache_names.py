@@ -18,7 +18,14 @@ KEY_WITH_INDEX = data_key(PARTITION, replace(SEGMENT, index_crc32c=0xAB))
 MANIFEST = "0123abcd/east/meta/orders/3_AAAAAAAAAAAAAAAAAAAAAQ/manifest.0.99.1700.1800"
 
 
-@pytest.mark.parametrize("segment", [SEGMENT, replace(SEGMENT, index_crc32c=0xB3EA2417)])
+@pytest.mark.parametrize(
+    "segment",
+    [
+        SEGMENT,
+        replace(SEGMENT, index_crc32c=0xB3EA2417),
+        replace(SEGMENT, index_crc32c=0xB3EA2417, writer_id="rewritten-ab12"),
+    ],
+)
 @pytest.mark.parametrize("buckets", [0, 1, 7, 1_000_000])
 def test_names_say_what_they_were_made_of(segment, buckets):
     """The segment is found again whatever its bucket, and whether its name has its index's checksum."""

@@ -19,6 +19,7 @@ from tieringd.formats.object_keys import (
     client_quotas_key,
     data_key,
     disk_state_key,
+    erasure_key,
     history_link_key,
     index_key,
     manifest_key,
@@ -28,14 +29,18 @@ from tieringd.formats.object_keys import (
     parse_history_link_key,
     parse_joined_part_key,
     parse_quarantined_key,
+    parse_rewriting_key,
     parse_topic_manifest_key,
     quarantine_report_key,
     quarantined_key,
+    rewriting_key,
+    rewriting_prefix,
     spillover_key,
+    spillover_prefix,
     topic_manifest_key,
 )
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import NO_CRC
+from tieringd.model.segment import JOB_PREFIX, NO_CRC, REWRITER_PREFIX
 from tieringd.model.spillover import SpilloverName
 
 DATA_KEY = (
@@ -67,7 +72,11 @@ segments = st.builds(
     st.integers(0, 10**6),
     st.integers(0, 2**40),
     st.integers(0, 2**31 - 1),
-    st.text("0123456789abcdef", min_size=1, max_size=32),
+    st.builds(
+        str.__add__,
+        st.sampled_from(["", JOB_PREFIX, REWRITER_PREFIX]),
+        st.text("0123456789abcdef", min_size=1, max_size=32),
+    ),
     st.just(NO_CRC) | st.integers(0, 2**32 - 1),
 )
 
@@ -200,6 +209,7 @@ def test_owner_of_an_object_is_in_its_name(partition, segment):
         manifest_key(partition),
         spillover_key(partition, name),
         f"{data_key(partition, segment)}.part-0-31",
+        rewriting_key(partition, segment.writer_id, crc32c=5),
     ):
         assert owner_of(key) == partition
 
@@ -214,6 +224,7 @@ def test_owner_of_an_object_is_in_its_name(partition, segment):
         KEY + ".part-0-0.part-1-0",
         "00000000/" + manifest_key(PARTITION)[9:],
         manifest_key(PARTITION) + "s",
+        "00000000/" + rewriting_key(PARTITION, "rewritten-0a", crc32c=5)[9:],
         TOPIC_MANIFEST_KEY,
         history_link_key(TopicKey(CLUSTER, TOPIC, TOPIC_ID)),
         client_quotas_key(CLUSTER),
@@ -290,3 +301,33 @@ def test_report_of_the_quarantine_has_its_own_place():
     key = quarantine_report_key(now_ms=12, crc32c=0xAB)
     assert key == "quarantine/reports/12-000000ab.json"
     assert parse_quarantined_key(key) is None
+
+
+@pytest.mark.parametrize("writer_id", ["other-0a", "spark-", "spark-rewritten-0a", "-0a", "Spark-0a"])
+def test_other_writers_have_no_keys(writer_id):
+    """Only a daemon's name, or a job's, is in the name of a data object."""
+    assert parse_data_key(data_key(PARTITION, replace(SEGMENTS[0], writer_id=writer_id))) is None
+
+
+@given(partitions, segments)
+def test_record_of_a_rewriting_lies_beside_the_manifest(partition, segment):
+    """Its key tells the writer, and is no other object's."""
+    key = rewriting_key(partition, segment.writer_id, crc32c=0xC0FFEE)
+    assert key == manifest_key(partition)[:-8] + f"rewriting.{segment.writer_id}.00c0ffee"
+    assert key.startswith(rewriting_prefix(partition))
+    assert parse_rewriting_key(partition, key) == segment.writer_id
+    assert parse_rewriting_key(replace(partition, partition=partition.partition + 1), key) is None
+    assert parse_data_key(key) is None
+    assert not key.startswith(spillover_prefix(partition))
+    for other in (key[:-1], f"{key}0", key.replace(segment.writer_id, "other-0a")):
+        assert parse_rewriting_key(partition, other) is None
+
+
+def test_records_of_erasures_are_listed_in_their_order():
+    """Their keys are as documented, and belong to no partition."""
+    begun = erasure_key(begun_at_ms=1_700_000_000_000, job_id="0a0b", is_done=False)
+    done = erasure_key(begun_at_ms=1_700_000_000_000, job_id="0a0b", is_done=True)
+    assert begun == "audit/erasures/1700000000000-0a0b-begun.json"
+    assert done == "audit/erasures/1700000000000-0a0b-done.json"
+    assert sorted([done, begun, erasure_key(begun_at_ms=5, job_id="0c", is_done=True)])[1:] == [begun, done]
+    assert owner_of(begun) is None
