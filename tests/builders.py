@@ -26,14 +26,17 @@ def batch(
     base_offset: int = 0,
     values: Iterable[bytes | None] = (b"a", b"b", b"c"),
     *,
+    keys: Iterable[bytes | None] | None = None,
     timestamp_ms: int = DEFAULT_TIME_MS,
     codec: Codec = Codec.NONE,
     **fields: object,
 ) -> bytes:
     """Return a batch of *values*, one millisecond apart; *fields* go to `encode_batch`."""
+    rows = list(values)
+    names = [b"k%d" % number for number in range(len(rows))] if keys is None else keys
     records = [
-        NewRecord(value, key=b"k%d" % number, timestamp_ms=timestamp_ms + number)
-        for number, value in enumerate(values)
+        NewRecord(value, key=key, timestamp_ms=timestamp_ms + number)
+        for number, (key, value) in enumerate(zip(names, rows, strict=True))
     ]
     return encode_batch(base_offset, records, codec=codec, **fields)
 

@@ -20,10 +20,12 @@ class Dying:
 
         async def call(*arguments, **options):
             self.left -= 1
-            if self.left == 0 and not self.after_effect:
+            # Others may be under way beside it.
+            is_last = self.left == 0
+            if is_last and not self.after_effect:
                 raise Killed
             result = await method(*arguments, **options)
-            if self.left == 0:
+            if is_last:
                 raise Killed
             return result
 

@@ -29,7 +29,7 @@ from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
 TOPIC_ID = "W1xNUlUlTfigw_K-dvdxsA"
 CLUSTER = "cluster"
@@ -43,7 +43,7 @@ class _Written:
     base_offset: int
     next_offset: int
     data: bytes
-    values: tuple[bytes, ...] = ()
+    values: tuple[bytes | None, ...] = ()
     producer_id: int | None = None
     marker: int | None = None
 
@@ -95,7 +95,13 @@ class LogWriter:
         self._write_epochs()
         self._write_file(encode_file_name(first_offset, FileKind.LOG), b"")
 
-    def append(self, *values: bytes, producer_id: int | None = None, timestamp_ms: int | None = None) -> int:
+    def append(
+        self,
+        *values: bytes | None,
+        keys: Sequence[bytes | None] | None = None,
+        producer_id: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> int:
         """Append one batch of *values*, within *producer_id*'s transaction; return its base offset."""
         values = values or (b"a", b"b", b"c")
         options: dict[str, object] = {"leader_epoch": self.epochs[-1][0]}
@@ -109,7 +115,7 @@ class LogWriter:
                 "is_transactional": True,
             }
         time_ms = DEFAULT_TIME_MS + self.next_offset if timestamp_ms is None else timestamp_ms
-        data = batch(self.next_offset, values, timestamp_ms=time_ms, **options)
+        data = batch(self.next_offset, values, keys=keys, timestamp_ms=time_ms, **options)
         return self._add(
             _Written(self.next_offset, self.next_offset + len(values), data, values, producer_id)
         )

@@ -16,9 +16,9 @@ from tieringd.errors import CorruptDataError
 from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterator
 
-    from tieringd.model.segment import SegmentIndex
+    from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.storage.base import ObjectStore
 
 CHUNK_BYTES = 8 << 20
@@ -42,7 +42,7 @@ class ArchiveReader:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    async def batches(
+    def batches(
         self, key: str, index: SegmentIndex, *, from_offset: int, chunk_bytes: int = CHUNK_BYTES
     ) -> AsyncGenerator[Batch]:
         """
@@ -53,14 +53,24 @@ class ArchiveReader:
             CorruptDataError: The object is shorter than its index says, or a batch is wrong.
         """
         position = floor_position(index, from_offset)
-        async for view, start in self.runs(key, position, index.size_bytes, chunk_bytes):
-            at = 0
-            while at < len(view):
-                header = _checked_header(view, at, key, start)
-                data = view[at : at + header.size_bytes]
-                if header.last_offset >= from_offset:
-                    yield Batch(header, data, start + at)
-                at += header.size_bytes
+        return self.batches_between(
+            key, position, index.size_bytes, from_offset=from_offset, chunk_bytes=chunk_bytes
+        )
+
+    async def batches_between(
+        self, key: str, position: int, end: int, *, from_offset: int = 0, chunk_bytes: int = CHUNK_BYTES
+    ) -> AsyncGenerator[Batch]:
+        """
+        Yield the batches from byte *position* up to *end*, but those that end before *from_offset*.
+
+        Raises:
+            ObjectNotFound: The object has gone: look at the manifest again.
+            CorruptDataError: The object is shorter, *end* lies inside a batch, or a batch is wrong.
+        """
+        async for view, start in self.runs(key, position, end, chunk_bytes):
+            for batch in checked_batches(view, start, key):
+                if batch.header.last_offset >= from_offset:
+                    yield batch
 
     async def runs(
         self, key: str, position: int, end: int, chunk_bytes: int = CHUNK_BYTES
@@ -118,16 +128,37 @@ class ArchiveReader:
         return data
 
 
-def _checked_header(view: memoryview, at: int, key: str, start: int) -> BatchHeader:
-    """Return the header of the batch at *at* of a view that begins at byte *start* of the object."""
-    try:
-        header = parse_header(view, at)
-        check_crc(view, header, at)
-    except CorruptDataError as error:
+def checked_batches(run: memoryview, position: int, key: str) -> Iterator[Batch]:
+    """
+    Yield the batches of a run, which begins at byte *position* of the object *key*.
+
+    Raises:
+        CorruptDataError: One of them is damaged; the error says where.
+    """
+    at = 0
+    while at < len(run):
+        try:
+            header = parse_header(run, at)
+            check_crc(run, header, at)
+        except CorruptDataError as error:
+            raise CorruptDataError(
+                error.message, source=key, position=position + at, offset=error.offset, hint=error.hint
+            ) from error
+        yield Batch(header, run[at : at + header.size_bytes], position + at)
+        at += header.size_bytes
+
+
+def require_checksum(segment: RemoteSegment, checksum: int, key: str) -> None:
+    """
+    See that an object that was read whole is the one that its manifest names, and not merely good batches.
+
+    Raises:
+        CorruptDataError: It is another.
+    """
+    if checksum != segment.crc32c:
         raise CorruptDataError(
-            error.message, source=key, position=start + at, offset=error.offset, hint=error.hint
-        ) from error
-    return header
+            f"the object has checksum {checksum:08x} and the manifest says {segment.crc32c:08x}", source=key
+        )
 
 
 def floor_position(index: SegmentIndex, offset: int) -> int:

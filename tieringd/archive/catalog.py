@@ -67,7 +67,7 @@ class Catalog:
             key async for key in self._topic_keys() if cluster in {None, key.cluster} and accepts(key.topic)
         ]
         found: dict[tuple[str, str], list[TopicManifest]] = {}
-        for manifest in await at_once(keys, self._manifests.load_topic, width=LOADS_AT_ONCE):
+        for manifest in await at_once(keys, self._manifests.load_topic, count=LOADS_AT_ONCE):
             if manifest is not None and manifest.partition_count:
                 found.setdefault((manifest.key.cluster, manifest.key.topic), []).append(manifest)
         latest = (_latest(found[name]) for name in sorted(found))

@@ -211,10 +211,7 @@ class ManifestStore:
                 f"an earlier commit of {signed.partition} took effect late; reading the manifest again"
             )
         if found.manifest is None:
-            raise FencedError(
-                f"the manifest of {signed.partition} was removed from the bucket while this daemon used it",
-                hint="Find out who deletes objects there before you restart tieringd",
-            )
+            raise fenced_by_removal(signed.partition)
         is_edited = found.manifest.writer_id.endswith(EDIT_MARK)
         if is_edited and found.manifest.leader_epoch == signed.leader_epoch:
             # Another daemon of this epoch, should there be one, shows itself by its own next commit.
@@ -292,6 +289,14 @@ class ManifestStore:
             return decode_topic_manifest(data), info.version
         except CorruptDataError as error:
             raise error.located(object_key) from error
+
+
+def fenced_by_removal(partition: TopicIdPartition) -> FencedError:
+    """Return why nobody may begin anew where a manifest was and is gone: what it named is there yet."""
+    return FencedError(
+        f"the manifest of {partition} was removed from the bucket while this daemon used it",
+        hint="Find out who deletes objects there before you restart tieringd",
+    )
 
 
 def fenced_by(owner: PartitionManifest, leader_epoch: int) -> FencedError:

@@ -30,12 +30,12 @@ from tieringd.services.scrub.quarantine_expiry import Expired
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from tieringd.archive.scrub.partition_scrub import ScrubStretch
     from tieringd.config import Config
     from tieringd.daemon.assembly import Archive
     from tieringd.policies.scrub import Finding
     from tieringd.policies.scrub_orphans import Orphan
     from tieringd.services.scrub.object_quarantine import QuarantinedObject
-    from tieringd.services.scrub.partition_scrub import ScrubStretch
     from tieringd.services.scrub.parts import ScrubParts, ScrubReport
 
 quarantine_app = typer.Typer(

@@ -37,7 +37,7 @@ _INTERNAL_PREFIX = "__"  # Of the topics that Kafka keeps for itself.
 _PACE = RetentionPace(interval_ms=300_000, delete_delay_ms=3_600_000)
 TARGET_MANIFEST_BYTES = 64 << 10
 _NO_MERGING = MergeSettings(is_enabled=False)
-_SEGMENT_BYTES = 1 << 30
+DEFAULT_SEGMENT_BYTES = 1 << 30
 """Kafka's default for `segment.bytes`, where the topic itself says nothing."""
 _NO_LIMIT = TotalRetention(limit_ms=None, limit_bytes=None)
 _STORAGE_MODES = tuple(mode.value for mode in StorageMode)
@@ -106,7 +106,7 @@ class TopicConfig:
         """Return by which sizes its archived segments are merged; None where they are not."""
         if not self.merging.is_enabled or not self.remote_write or self.is_compacted:
             return None
-        return self.merging.limits(segment_bytes=self.segment_bytes or _SEGMENT_BYTES)
+        return self.merging.limits(segment_bytes=self.segment_bytes or DEFAULT_SEGMENT_BYTES)
 
     @property
     def hint_shape(self) -> HintShape:

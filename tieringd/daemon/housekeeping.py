@@ -6,12 +6,12 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.daemon.topic_purging import topic_purge_job
 from tieringd.services.change_queue import ended
 from tieringd.services.housekeeping import Housekeeping
 from tieringd.services.merge_job import MergeJob, MergePartition
-from tieringd.services.object_joiner import ObjectJoiner
 from tieringd.services.reupload_job import ArchivedPartition, CompactedReuploadJob
 from tieringd.services.segment_merger import SegmentMerger
 from tieringd.services.traffic_watch import TrafficWatch

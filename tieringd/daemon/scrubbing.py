@@ -7,19 +7,20 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tieringd.archive.scrub.orphan_search import OrphanSearch
+from tieringd.archive.scrub.owners import Owners
+from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.services.scrub.healer import Healer
 from tieringd.services.scrub.job import ScrubJob
 from tieringd.services.scrub.object_quarantine import ObjectQuarantine
-from tieringd.services.scrub.orphan_search import OrphanSearch
-from tieringd.services.scrub.owners import Owners
-from tieringd.services.scrub.partition_scrub import PartitionScrubber
 from tieringd.services.scrub.parts import ScrubParts
 from tieringd.services.scrub.quarantine_expiry import QuarantineExpiry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tieringd.archive.scrub.partition_scrub import ScrubStretch
     from tieringd.broker.layout import Layout
     from tieringd.config import Config
     from tieringd.daemon.assembly import Archive
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from tieringd.services.manifest_change import ManifestChange
     from tieringd.services.observation import Observation
     from tieringd.services.reconciler import Reconciler
-    from tieringd.services.scrub.partition_scrub import ScrubStretch
 
 
 def scrub_parts(

@@ -11,6 +11,7 @@ without saving a byte, each broker's in its own way, and nothing is trimmed that
 
 Bounds count, and not the offsets found inside: compaction leaves holes that are no gaps. Nothing is
 replaced over a recorded gap, nothing past the last stable offset, nothing that the broker is letting go.
+Nothing takes the place of what a job has rewritten: an erased record would come back with it.
 What is spilled is passed over; the archiver takes back whatever the local log still holds.
 
 This decides nothing about trimming. A segment whose file is not what the archive holds is never trimmed,
@@ -46,6 +47,7 @@ NOT_ALIGNED = "archived segments begin or end inside it"
 AS_LARGE = "the archive has as many bytes: compaction has not changed it since"
 LARGER = "the archive has fewer bytes: another broker had compacted it further"
 """Not where the log is trimmed."""
+REWRITTEN = "a job took records out of what is archived, which the file may still have"
 NOT_TOUCHED = "its file has not changed since it was uploaded"
 PART_IS_MISSING = "its file is as large as the first archived segments alone: the rest may be missing on disk"
 BEHIND = "closed segments are still to be uploaded: one of them may have what it was compacted for"
@@ -223,6 +225,8 @@ class _Walk:
             self.reuploads.append(found)
 
     def _why_not_smaller(self, found: Reupload) -> str:
+        if any(one.is_rewritten for one in found.replaced):
+            return REWRITTEN
         if found.identity in self._failed:
             return FAILED
         if self._is_reframed:

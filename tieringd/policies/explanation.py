@@ -129,7 +129,7 @@ class _Known:
     ) -> SegmentExplanation:
         unproved, last_offset = "", None
         if segment.next_offset is not None:
-            unproved = why_not_durable(segment, pieces, is_reframed=self.log.is_reframed)
+            unproved = why_not_durable(segment, pieces, self.log, self.manifest)
             last_offset = segment.next_offset - 1
         if segment.next_offset is not None and segment.next_offset <= self.log_start:
             because = f"the log begins after it, at offset {self.log_start}"

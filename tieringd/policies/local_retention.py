@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tieringd.model.segment import NO_TIMESTAMP
-from tieringd.policies.durability import is_aligned, why_not_durable
+from tieringd.policies.durability import is_comparable, why_not_durable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,9 +54,9 @@ class TrimCandidate:
         return self.local.next_offset
 
     @property
-    def is_aligned(self) -> bool:
-        """Say whether the pieces begin and end where the segment does."""
-        return is_aligned(self.local, self.pieces)
+    def has_checksums(self) -> bool:
+        """Say whether the pieces' checksums are of just the segment's bytes."""
+        return is_comparable(self.local, self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def plan_trim(
         if segment.next_offset is None:
             return TrimPlan(tuple(candidates), start_offset, ACTIVE_STAYS)
         pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
-        reason = why_not_durable(segment, pieces, is_reframed=log.is_reframed) or _why_within_target(
+        reason = why_not_durable(segment, pieces, log, manifest) or _why_within_target(
             segment, pieces, target, remaining_bytes=remaining_bytes, now_ms=now_ms
         )
         if reason:
@@ -120,7 +120,7 @@ def trim_due_ms(
             break
         if segment.next_offset > log_start_offset:
             pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
-            if why_not_durable(segment, pieces, is_reframed=log.is_reframed):
+            if why_not_durable(segment, pieces, log, manifest):
                 break
             if _is_past_size(segment, target, remaining_bytes=remaining_bytes):
                 return -math.inf

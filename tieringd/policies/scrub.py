@@ -16,10 +16,12 @@ from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.model.segment import NO_CRC
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
-    from tieringd.model.spillover import Spillover
+    from tieringd.model.spillover import Spillover, SpilloverManifest
 
 
 class FaultKind(StrEnum):
@@ -154,6 +156,24 @@ def manifest_findings(manifest: PartitionManifest) -> tuple[Finding, ...]:
     key = manifest_key(manifest.partition)
     return tuple(
         Finding(FaultKind.MANIFEST_RULES, key, fault, manifest.partition) for fault in manifest.faults()
+    )
+
+
+def twice_named_findings(
+    manifest: PartitionManifest, parts: Iterable[SpilloverManifest]
+) -> tuple[Finding, ...]:
+    """Return which segments are held in *parts*, and retired by the live manifest: they would be deleted."""
+    retired = [one for group in manifest.retired for one in group.segments]
+    return tuple(
+        Finding(
+            FaultKind.MANIFEST_RULES,
+            manifest_key(manifest.partition),
+            f"segment {one.base_offset} is both spilled and retired",
+            manifest.partition,
+        )
+        for part in parts
+        for one in retired
+        if one.next_offset > manifest.start_offset and part.segments.covering(one.base_offset) == one
     )
 
 

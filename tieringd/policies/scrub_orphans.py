@@ -6,14 +6,14 @@ for certain keeps an object where it is: a manifest that cannot be read, a spill
 reached, a topic that is not known. Orphans of those topics are for an operator to judge.
 
 What the live manifest, its retired segments and its spilled parts name is never an orphan, whatever
-else is true.
+else is true. Records of rewritings count as named for as long as anything rewritten is: they tell of each
+other what was made of what.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from tieringd.formats.object_keys import (
@@ -21,16 +21,20 @@ from tieringd.formats.object_keys import (
     manifest_key,
     parse_data_key,
     parse_joined_part_key,
+    parse_rewriting_key,
     parse_spillover_key,
 )
+from tieringd.model.segment import REWRITER_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tieringd.formats.object_keys import DataKey
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment_table import SegmentTable
     from tieringd.model.spillover import SpilloverManifest, SpilloverName
+    from tieringd.policies.scrub import Finding
 
 INDEX_SUFFIX = ".index"
 
@@ -73,6 +77,20 @@ class Owner:
     """The names of these."""
     uncertain: str = ""
     """Why it is not known for certain what its manifests name; empty when it is."""
+    findings: tuple[Finding, ...] = ()
+    """All that is wrong with the manifests themselves."""
+
+    @property
+    def held(self) -> tuple[SegmentTable, ...]:
+        """Return the segments that readers may ask for, spilled ones first, newest part first."""
+        if self.manifest is None:
+            return ()
+        start_offset = self.manifest.start_offset
+        spilled = (part.segments for part in self.parts)
+        return (
+            *(table.without_head(table.row_at_or_after(start_offset)) for table in spilled),
+            self.manifest.segments,
+        )
 
     @property
     def is_manifest_missing(self) -> bool:
@@ -134,21 +152,29 @@ def is_named(owner: Owner, key: str) -> bool:
     if name is not None:
         spillover = owner.manifest.spillover if owner.manifest else None
         return name in owner.part_names or (spillover is not None and name == spillover.newest)
+    if parse_rewriting_key(owner.partition, key) is not None:
+        return any(has_rewritten(table) for table in tables_of(owner))
     found = parse_data_key(key.removesuffix(INDEX_SUFFIX))
     return found is not None and _is_segment_named(owner, found, key.removesuffix(INDEX_SUFFIX))
 
 
+def has_rewritten(table: SegmentTable) -> bool:
+    """Say whether a job took records out of a segment of a table, or did of one that the table had."""
+    return any(writer.startswith(REWRITER_PREFIX) for writer in table.writers)
+
+
+def tables_of(owner: Owner) -> Iterator[SegmentTable]:
+    """Yield all segments that the owner's manifests name."""
+    if owner.manifest is not None:
+        yield owner.manifest.segments
+        yield from (one.segments for one in owner.manifest.retired)
+        yield from (part.segments for part in owner.parts)
+
+
 def _is_segment_named(owner: Owner, found: DataKey, key: str) -> bool:
-    if owner.manifest is None:
-        return False
-    tables = chain(
-        [owner.manifest.segments],
-        (one.segments for one in owner.manifest.retired),
-        (part.segments for part in owner.parts),
-    )
     return any(
         data_key(owner.partition, segment) == key
-        for table in tables
+        for table in tables_of(owner)
         for segment in table.overlapping(found.base_offset, found.last_offset + 1)
     )
 
@@ -159,9 +185,12 @@ def _reason_to_keep(owner: Owner, one: StoredObject, *, grace_ms: int, now_ms: i
     found = parse_data_key(one.key.removesuffix(INDEX_SUFFIX))
     # What a join has left is never named, so its offsets say nothing: its age decides.
     whole = found or parse_joined_part_key(one.key)
-    is_part = parse_spillover_key(owner.partition, one.key) is not None
+    is_its_own = (
+        parse_spillover_key(owner.partition, one.key) is not None
+        or parse_rewriting_key(owner.partition, one.key) is not None
+    )
     reasons = {
-        Keep.FOREIGN: not is_part and (whole is None or whole.partition != owner.partition),
+        Keep.FOREIGN: not is_its_own and (whole is None or whole.partition != owner.partition),
         Keep.UNCERTAIN: bool(owner.uncertain),
         Keep.NO_MANIFEST: owner.is_manifest_missing,
         Keep.YOUNG: one.modified_ms + grace_ms > now_ms,

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
@@ -111,6 +111,17 @@ def merge_limit_offset(log: LocalLog, *, log_start_offset: int) -> int:
     return min(log_start_offset, log_start_offset if log.first_offset is None else log.first_offset)
 
 
+def job_limit_offset(manifest: PartitionManifest, *, has_log: bool) -> int | None:
+    """
+    Return up to which offset a job may join segments, which sees no broker; None where all may be.
+
+    Where a broker has the log, its own part of it stays as it is, as in `merge_limit_offset`. An unclean
+    election cuts an archive back to where segments meet: one that began before the log could not be
+    replaced from it.
+    """
+    return manifest.trimmed_offset if has_log else None
+
+
 LARGE = "it is as large as the target, or larger"
 ALONE = "no neighbour can be joined to it"
 WAITS = "it waits for what follows: the run may still grow"
@@ -163,7 +174,7 @@ class _Walk:
         self._sizes = manifest.segments.column("size_bytes")
         self._limits = limits
         self._failed = sorted((one.base_offset, one.next_offset) for one in failed)
-        self._borders = sorted(_borders(manifest))
+        self._borders = sorted(joining_borders(manifest))
         self._rows: list[int] = []
         self._size_bytes = 0
         self.runs: list[MergeRun] = []
@@ -229,13 +240,8 @@ class _Walk:
             and self._size_bytes + self._sizes[row] <= self._limits.target_bytes
             and len(self._rows) < self._limits.run_segments_max
             and self._lasts[row] - self._bases[first] <= FILE_BYTES_MAX
-            and not self._is_parted(self._bases[first], self._lasts[row])
+            and not is_parted(self._borders, self._bases[first], self._lasts[row])
         )
-
-    def _is_parted(self, base_offset: int, last_offset: int) -> bool:
-        """Say whether a border lies between two offsets, so that both sides of it are there."""
-        at = bisect_right(self._borders, base_offset)
-        return at < len(self._borders) and self._borders[at] <= last_offset
 
     def _has_failed(self, row: int) -> bool:
         base_offset = self._bases[row]
@@ -250,7 +256,13 @@ class _Walk:
             self.passed.append(PassedOver(base_offset, last_offset, 1, reason))
 
 
-def _borders(manifest: PartitionManifest) -> Iterable[int]:
+def is_parted(borders: Sequence[int], base_offset: int, last_offset: int) -> bool:
+    """Say whether one of the ascending *borders* lies between two offsets, so that both sides are there."""
+    at = bisect_right(borders, base_offset)
+    return at < len(borders) and borders[at] <= last_offset
+
+
+def joining_borders(manifest: PartitionManifest) -> Iterable[int]:
     """Yield the offsets that no run may lie on both sides of."""
     for _, start_offset in manifest.epochs:
         yield start_offset

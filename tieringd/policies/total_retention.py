@@ -46,6 +46,10 @@ class TotalRetention:
     """Whether clients can read the archive. If not, all they have is on the broker."""
 
 
+EDITS_INTERVAL_MAX_MS = 1_800_000
+"""What a job has replaced is what an idle partition's readers see for no longer than that."""
+
+
 @dataclass(frozen=True, slots=True)
 class RetentionPace:
     """How often total retention is looked at, and how long objects outlive it."""
@@ -53,6 +57,15 @@ class RetentionPace:
     interval_ms: int
     delete_delay_ms: int
     """Longer than the longest reader: one that has an old manifest still finds its objects."""
+
+    @property
+    def edits_interval_ms(self) -> int:
+        """
+        Return how often an archiver that has nothing to commit looks whether a job edited its manifest.
+
+        In time to delete what the job replaced when that is due, and seldom enough for ten thousand of them.
+        """
+        return max(self.interval_ms, min(self.delete_delay_ms // 2, EDITS_INTERVAL_MAX_MS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ def _segments_below(
         if segment.next_offset is None:
             return TrimPlan(tuple(candidates), start_offset, ACTIVE_STAYS)
         pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
-        reason = why_not_durable(segment, pieces, is_reframed=log.is_reframed)
+        reason = why_not_durable(segment, pieces, log, manifest)
         if not reason and segment.next_offset > target.offset:
             reason = f"segment {segment.base_offset} reaches past offset {target.offset}: {target.because}"
         if reason:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.retired_objects import delete_segments
 from tieringd.errors import ObjectNotFound
-from tieringd.formats.object_keys import data_key, index_key, manifest_key
+from tieringd.formats.object_keys import manifest_key
 from tieringd.model.spilling import spillover_expired
 from tieringd.policies.local_retention import retention_time_ms
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-DELETED_AT_ONCE_MAX = 500
-"""Segments whose objects one request names: half of what a store takes."""
 _PAST_EVERY_OFFSET = 2**63
 
 
@@ -48,9 +47,7 @@ class ArchiveCleanup:
 
     async def delete_segments(self, partition: TopicIdPartition, segments: Iterable[RemoteSegment]) -> None:
         """See `RemoteLog.delete_segments`."""
-        keys = [name(partition, segment) for segment in segments for name in (index_key, data_key)]
-        for begin in range(0, len(keys), 2 * DELETED_AT_ONCE_MAX):
-            await self._store.delete_many(keys[begin : begin + 2 * DELETED_AT_ONCE_MAX])
+        await delete_segments(self._store, partition, segments)
 
     async def delete_partition(self, partition: TopicIdPartition) -> int:
         """See `RemoteLog.delete_partition`."""

@@ -18,7 +18,7 @@ from crc32c import crc32c
 from tieringd.errors import ConfigError, ObjectNotFound, PreconditionFailed, TieringError
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
 from tieringd.model.topic_lifecycle import Lifecycle
-from tieringd.services.partition_mover import COPY_WRITER, PartitionCopy
+from tieringd.services.partition_mover import PartitionCopy, is_copy
 from tieringd.storage.base import IfAbsent
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class ArchiveMover:
                 lacks = await self._partitions.takeover_fault(theirs, ours) if ours is not None else ""
                 if lacks:
                     faults.append(f"{partition}: {lacks}")
-                if ours is not None and ours.is_closed and theirs.writer_id.startswith(COPY_WRITER):
+                if ours is not None and ours.is_closed and is_copy(theirs):
                     counts = [(one.segment_count, one.size_bytes) for one in (ours, theirs)]
                     if counts[0] != counts[1]:
                         faults.append(

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.retired_objects import unnamed
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import data_key
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_deleted, spillover_expired
 from tieringd.policies.total_retention import FirstLook, expiry_due_ms, plan_total_retention
 from tieringd.policies.user_deletion import users_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.archive.spillover_manifests import SpilloverManifests
@@ -214,7 +214,7 @@ class ArchiveRetention:
                 if len(due) >= DELETED_AT_ONCE_MAX or part.next_offset >= end:
                     break
         due = due[:DELETED_AT_ONCE_MAX]
-        gone = self._unnamed(manifest, due)
+        gone = unnamed(manifest, due)
         await self._remote_log.delete_segments(self._partition, gone)
         next_offset = due[-1].next_offset
         stored = await self._claim.commit(stored, spillover_deleted(manifest, next_offset))
@@ -230,21 +230,6 @@ class ArchiveRetention:
         )
         return stored, len(due)
 
-    def _unnamed(self, manifest: PartitionManifest, segments: Iterable[RemoteSegment]) -> list[RemoteSegment]:
-        """
-        Return those of *segments* whose objects the manifest does not name for what it holds.
-
-        An archive that began anew at lower offsets may hold the same bytes under the same name again.
-        """
-        found = []
-        for one in segments:
-            held = manifest.segments.covering(one.base_offset)
-            if held is not None and data_key(self._partition, held) == data_key(self._partition, one):
-                self._log.error("what is to be deleted is held again; its objects stay", segment=one)
-            else:
-                found.append(one)
-        return found
-
     async def _delete_retired(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
         """Delete the objects of what left the manifest long enough ago; return how many segments that is."""
         manifest, now_ms = stored.existing, self._now_ms()
@@ -257,7 +242,7 @@ class ArchiveRetention:
         if not due or not await self._claim.is_current():
             return stored, 0
         segments = tuple(islice(chain.from_iterable(due), DELETED_AT_ONCE_MAX))
-        await self._remote_log.delete_segments(self._partition, self._unnamed(manifest, segments))
+        await self._remote_log.delete_segments(self._partition, unnamed(manifest, segments))
         stored = await self._claim.commit(stored, manifest.forgotten(len(segments)))
         self._metrics.expired.deleted_segments.labels(self._partition.topic).inc(len(segments))
         self._log.info(

@@ -202,6 +202,7 @@ class Archiver:
             next_offset=last.next_offset if last else None,
             limits=self._limits,
         ).pending_bytes
+        await self._claim.look_for_edits(seen.topic.retention_pace, now_ms=self._now_ms())
         stored = await self._claim.current(
             lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
         )
@@ -263,7 +264,11 @@ class Archiver:
 
     def _due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return from when on there is something to do, if nothing but the time changes."""
-        due_ms = min(self._hint.due_ms(manifest, seen), self._retention.due_ms(manifest, seen))
+        due_ms = min(
+            self._hint.due_ms(manifest, seen),
+            self._retention.due_ms(manifest, seen),
+            self._claim.edits_due_ms(seen.topic.retention_pace),
+        )
         if seen.bounds.last_stable_offset <= manifest.next_offset:
             return due_ms
         return min(due_ms, self._open_upload_due_ms(manifest, seen))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archive.manifest_store import fenced_by
+from tieringd.archive.manifest_store import fenced_by, fenced_by_removal
 from tieringd.errors import StorageError, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
+    from tieringd.policies.total_retention import RetentionPace
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +51,7 @@ class Claim:
         self._known = known
         self._stored: StoredManifest | None = None
         self._announced: PartitionManifest | None = None
+        self._looked_at_ms = 0
         self._log = log.bind(
             topic=leadership.partition.topic,
             partition=leadership.partition.partition,
@@ -80,7 +82,7 @@ class Claim:
         *log_start_offset* under an earlier leader nobody can tell: it counts as our own trim.
 
         Raises:
-            FencedError: A newer leader epoch owns it.
+            FencedError: A newer leader epoch owns it; or it was there, and someone has removed it.
             CorruptDataError: The stored manifest is damaged.
         """
         if self._stored is not None:
@@ -93,6 +95,9 @@ class Claim:
         found = stored.manifest
         if found is not None and found.leader_epoch > leader_epoch:
             raise fenced_by(found, leader_epoch)
+        if found is None and self._known is not None and self._known.manifest is not None:
+            # To begin anew would make orphans of all that it named.
+            raise fenced_by_removal(partition)
         self._known = stored
         if found is None or found.leader_epoch < leader_epoch:
             manifest = found or begin()
@@ -135,6 +140,27 @@ class Claim:
         self._stored = None
         self._log.warning("another writer has changed the manifest; reading it again")
         return False
+
+    async def look_for_edits(self, pace: RetentionPace, *, now_ms: int) -> None:
+        """
+        See now and then whether a job has edited the manifest (`ManifestStore.edit`).
+
+        Who commits meets an edit, and who has nothing to commit would not: readers would be sent to what
+        was replaced, and nobody would delete that.
+
+        Raises:
+            StorageError: An operator must act.
+        """
+        if self._stored is None:
+            # It is about to be read.
+            self._looked_at_ms = now_ms
+        elif not 0 <= now_ms - self._looked_at_ms < pace.edits_interval_ms:
+            await self.is_current()
+            self._looked_at_ms = now_ms
+
+    def edits_due_ms(self, pace: RetentionPace) -> int:
+        """Return from when on `look_for_edits` asks the bucket."""
+        return self._looked_at_ms + pace.edits_interval_ms
 
     async def record_trim(self, before_offset: int, *, is_stored_end: bool) -> bool:
         """

@@ -20,11 +20,12 @@ from tieringd.errors import TieringError
 from tieringd.policies.segment_merge import merge_limit_offset
 from tieringd.services.change_queue import ended
 from tieringd.services.partition_passes import PartitionPasses, Share
-from tieringd.services.segment_merger import MergeChange, PreparedMerge
+from tieringd.services.segment_merger import MergeChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from tieringd.archive.merged_objects import PreparedMerge
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.model.segment_table import SegmentTable

@@ -1,10 +1,10 @@
 """
 One partition's archive into another bucket: its objects, and then a manifest that names them there.
 
-The order is data and index objects, the spillover manifest that names them, and the live manifest last, by
-compare-and-swap. So whatever the target's manifests name is there, at any moment, and a copy that is begun
-again goes on from what they name. What is retired in the source is not copied: readers of the target
-have never seen it.
+The order is data and index objects, the spillover manifest that names them, records of what was rewritten,
+and the live manifest last, by compare-and-swap. So whatever the target's manifests name is there, at any
+moment, and a copy that is begun again goes on from what they name. What is retired in the source is not
+copied: readers of the target have never seen it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tieringd.archive.manifest_store import EDIT_MARK
 from tieringd.errors import ConfigError, ObjectNotFound, StorageUnavailable, TieringError
-from tieringd.formats.object_keys import data_key, index_key, spillover_key
+from tieringd.formats.object_keys import data_key, index_key, rewriting_prefix, spillover_key
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.archive_takeover import fault_of_takeover
@@ -117,7 +118,7 @@ class PartitionMover:
             ObjectNotFound: A spilled part has gone: look at the manifests again.
             CorruptDataError: A spilled part is damaged.
         """
-        if there.writer_id.startswith(COPY_WRITER) or _is_placeholder(source):
+        if is_copy(there) or _is_placeholder(source):
             return ""
         return fault_of_takeover(
             await self._target.spillovers.with_history(there),
@@ -125,9 +126,9 @@ class PartitionMover:
         )
 
     def _require_ours(self, there: StoredManifest) -> None:
-        if there.manifest is not None and not there.manifest.writer_id.startswith(COPY_WRITER):
+        if there.manifest is not None and not is_copy(there.manifest):
             raise ConfigError(
-                f"the target has an archive of {there.manifest.partition} that a daemon has written",
+                f"the target has an archive of {there.manifest.partition} that a daemon or a job has written",
                 hint="Stop that daemon, or choose another bucket or prefix: nothing is written over",
             )
 
@@ -146,7 +147,8 @@ class PartitionMover:
         known = there.manifest.segments if there.manifest is not None else None
         objects, size_bytes, begin_offset = await self._copy_spilled(manifest)
         more = await self._copy_segments(manifest.partition, manifest.segments, known)
-        objects, size_bytes = objects + more[0], size_bytes + more[1]
+        records = await self._copy_records(manifest.partition)
+        objects, size_bytes = objects + more[0] + records[0], size_bytes + more[1] + records[1]
         wanted = _for_target(manifest, begin_offset)
         if there.manifest is None or not _is_same(there.manifest, wanted):
             epoch = manifest.epochs[-1][0] if manifest.epochs else -1
@@ -176,6 +178,19 @@ class PartitionMover:
             written = await self._copier.copy(document)
             objects, size_bytes = objects + copied[0] + (written > 0), size_bytes + copied[1] + written
         return objects, size_bytes, max(names[0].base_offset, manifest.spillover.begin_offset)
+
+    async def _copy_records(self, partition: TopicIdPartition) -> tuple[int, int]:
+        """Copy what jobs have recorded of segments that they rewrote; return the objects and their bytes."""
+        objects = size_bytes = 0
+        start_after: str | None = None
+        while True:
+            page = await self._source_store.list_page(rewriting_prefix(partition), start_after=start_after)
+            for info in page.objects:
+                written = await self._copier.copy(CopySource(info.key, info.size_bytes))
+                objects, size_bytes = objects + (written > 0), size_bytes + written
+            start_after = page.next_start_after
+            if start_after is None:
+                return objects, size_bytes
 
     async def _copy_segments(
         self, partition: TopicIdPartition, segments: Iterable[RemoteSegment], known: SegmentTable | None
@@ -219,14 +234,23 @@ class PartitionMover:
             return error
 
 
+def is_copy(manifest: PartitionManifest) -> bool:
+    """
+    Say whether a manifest in the target is still what was copied, and may be written over.
+
+    What a job has edited since is not: what it took out, as an erasure does, would come back.
+    """
+    return manifest.writer_id.startswith(COPY_WRITER) and not manifest.writer_id.endswith(EDIT_MARK)
+
+
 def _is_placeholder(manifest: PartitionManifest) -> bool:
     """Say whether a manifest was only written to be closed: of the partition nothing was archived."""
     return not manifest.segment_count and manifest.next_offset == 0 and manifest.began_at_ms == 0
 
 
 def _has_gone_on(there: PartitionManifest, source: PartitionManifest) -> bool:
-    """Say whether a daemon has taken the archive over in the target."""
-    return not there.writer_id.startswith(COPY_WRITER) and there.next_offset >= source.next_offset
+    """Say whether a daemon has taken the archive over in the target, or a job has edited it there."""
+    return not is_copy(there) and there.next_offset >= source.next_offset
 
 
 def _for_target(manifest: PartitionManifest, begin_offset: int) -> PartitionManifest:

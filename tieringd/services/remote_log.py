@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.archive.segment_indexes import SegmentIndexes
-from tieringd.errors import ObjectNotFound
+from tieringd.broker.segment_file import position_of
+from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.policies.epoch_history import epoch_at
 from tieringd.services.archive_cleanup import ArchiveCleanup
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.broker.layout import Layout
+    from tieringd.broker.segment_file import OpenSegment
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.model.segment import LocalSegment, RemoteSegment, SegmentIndex, SegmentSlice
@@ -119,6 +121,8 @@ class RemoteLog:
         """
         Compare a local segment's batches with those that *pieces* hold of its offsets, byte by byte.
 
+        A piece that a job has rewritten is passed over: it stands for what the log has there.
+
         Returns where they first differ, in words; empty when they do not.
 
         Raises:
@@ -131,6 +135,12 @@ class RemoteLog:
         position = 0
         try:
             for piece in pieces:
+                if piece.is_rewritten:
+                    try:
+                        position = await asyncio.to_thread(_position_after, file, piece)
+                    except CorruptDataError as error:
+                        return str(error)
+                    continue
                 index = await self.index_of(partition, piece)
                 key = data_key(partition, piece)
                 async with aclosing(
@@ -323,3 +333,8 @@ class RemoteLog:
         """Cancel what is under way and release the store."""
         self._copier.cancel_all()
         await self._store.close()
+
+
+def _position_after(file: OpenSegment, piece: RemoteSegment) -> int:
+    """Return where the first batch after *piece* begins in the open file, or where that ends. Blocks."""
+    return position_of(file.fd, file.segment, piece.next_offset)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
-from crc32c import crc32c
 
+from tieringd.archive.merged_objects import index_of_parts, store_merged
 from tieringd.archive.segment_indexes import SegmentIndexes
 from tieringd.errors import (
     BucketNotFound,
@@ -29,25 +29,20 @@ from tieringd.errors import (
     StorageError,
     StoreFull,
 )
-from tieringd.formats.index_merge import IndexedSegment, merged_index
-from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.sidecar import encode_sidecar
-from tieringd.policies.merged_segment import merged_segment
 from tieringd.policies.segment_merge import plan_merges
-from tieringd.storage.base import JoinSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archive.merged_objects import PreparedMerge
+    from tieringd.archive.object_joiner import ObjectJoiner
     from tieringd.errors import TieringError
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.policies.segment_merge import MergeLimits, MergePlan, MergeRun
     from tieringd.services.claim import Claim
-    from tieringd.services.object_joiner import ObjectJoiner
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -60,16 +55,6 @@ a join has, or for the disk. Where the store does not even answer to a read, no 
 
 _FOR_AN_OPERATOR = (StorageDenied, BucketNotFound, StoreFull)
 """The whole store is in the way, and no run. Any other final answer is about this one."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedMerge:
-    """A merged segment whose objects are stored, and which no manifest names yet."""
-
-    parts: tuple[RemoteSegment, ...]
-    segment: RemoteSegment
-    host_bytes: int
-    """Of its data, how much came through this host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +124,17 @@ class SegmentMerger:
         """
         parts = manifest.segments.overlapping(run.base_offset, run.next_offset)
         try:
-            index = merged_index(
-                [IndexedSegment(part, await self._indexes.index_of(self._partition, part)) for part in parts]
-            )
+            index = await index_of_parts(self._indexes, self._partition, parts)
             try:
-                prepared = await self._store_merged(parts, index)
+                prepared = await store_merged(
+                    self._store,
+                    self._joiner,
+                    self._partition,
+                    parts,
+                    index,
+                    leader_epoch=self._leader_epoch,
+                    writer_id=self._writer_id,
+                )
             except RetryableError as error:
                 self._attempts[run] += 1
                 if self._attempts[run] < ATTEMPTS_MAX:
@@ -170,22 +161,6 @@ class SegmentMerger:
             error=str(error),
         )
 
-    async def _store_merged(self, parts: tuple[RemoteSegment, ...], index: SegmentIndex) -> PreparedMerge:
-        partition, sidecar = self._partition, encode_sidecar(index)
-        sidecar_crc32c = crc32c(sidecar)
-        segment = merged_segment(
-            parts,
-            index,
-            sidecar_bytes=len(sidecar),
-            sidecar_crc32c=sidecar_crc32c,
-            leader_epoch=self._leader_epoch,
-            writer_id=self._writer_id,
-        )
-        sources = [JoinSource(data_key(partition, part), part.size_bytes, part.crc32c) for part in parts]
-        host_bytes = await self._joiner.join(data_key(partition, segment), sources, crc32c=segment.crc32c)
-        await self._store.put(index_key(partition, segment), sidecar, crc32c=sidecar_crc32c)
-        return PreparedMerge(parts, segment, host_bytes)
-
     async def commit(self, claim: Claim, stored: StoredManifest, *merges: PreparedMerge) -> StoredManifest:
         """
         Name each merged segment in the manifest, in the place of its parts, by one commit for all of them.
@@ -197,7 +172,8 @@ class SegmentMerger:
             FencedError: Another writer owns the manifest now.
             StorageUnavailable: The claim reads it again; then this may be called again.
         """
-        manifest, done = stored.existing, list[PreparedMerge]()
+        manifest = stored.existing
+        done: list[PreparedMerge] = []
         for merge in merges:
             if self._still_fits(manifest, merge):
                 manifest = manifest.merged(merge.segment, now_ms=self._now_ms())

@@ -185,11 +185,12 @@ class Trimmer:
         Compare a local segment with what is stored.
 
         By checksum where the stored pieces begin and end with it. Where another leader cut the
-        log elsewhere there is no checksum of just these bytes, and they are read back.
+        log elsewhere, or a job took records out, there is no checksum of just these bytes, and they are
+        read back.
         """
         local = candidate.local
         try:
-            if candidate.is_aligned:
+            if candidate.has_checksums:
                 sizes = [piece.size_bytes for piece in candidate.pieces]
                 found = await self._remote_log.local_checksums(local, sizes)
                 difference = _checksum_difference(candidate, found)

@@ -1,8 +1,8 @@
 """
 Verifying an archive against its manifests: every object there, whole, and saying what it should.
 
-What a look at a segment sees is told in `services.scrub.segment_look`. A manifest is given here, and is
-taken for what it is: for one that may change meanwhile there is `services.scrub.partition_scrub`.
+What a look at a segment sees is told in `archive.scrub.segment_look`. A manifest is given here, and is
+taken for what it is: for one that may change meanwhile there is `archive.scrub.partition_scrub`.
 Nothing is changed; what is wrong is returned in words.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tieringd.archive.scrub.segment_look import SegmentLooker
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.services.scrub.segment_look import SegmentLooker
 
 if TYPE_CHECKING:
     from tieringd.archive.spillover_manifests import SpilloverManifests

@@ -1,7 +1,8 @@
 """
-The parts of one object, a few at a time: all of them, or the first error.
+Parts of one whole, a few at a time: all of them, or the first error.
 
-It is for parts that are of no use alone. What stands by itself is not given up for another's error.
+It is for parts that are of no use alone, as those of one object, or of one look at a bucket. What stands
+by itself is not given up for another's error.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ PARTS_AT_ONCE = 4
 
 
 async def at_once(
-    parts: Sequence[T], send: Callable[[T], Awaitable[R]], *, width: int = PARTS_AT_ONCE
+    parts: Sequence[T], send: Callable[[T], Awaitable[R]], *, count: int = PARTS_AT_ONCE
 ) -> list[R]:
-    """Return what *send* gives for each part, in order. *width* are sent at once; one failure ends all."""
+    """Return what *send* gives for each part, in order. *count* are sent at once; one failure ends all."""
     waiting = iter(enumerate(parts))
     results: dict[int, R] = {}
 
@@ -31,7 +32,7 @@ async def at_once(
 
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(width, len(parts))):
+            for _ in range(min(count, len(parts))):
                 group.create_task(work())
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]

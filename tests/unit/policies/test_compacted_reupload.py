@@ -25,6 +25,7 @@ from tieringd.policies.compacted_reupload import (
     NOT_COVERED,
     NOT_TOUCHED,
     PART_IS_MISSING,
+    REWRITTEN,
     RUN_SEGMENTS_MAX,
     SPILLED,
     UNSTABLE,
@@ -126,6 +127,22 @@ def test_runs_begin_and_end_with_archived_segments(bases, sizes, runs, passed):
     """Local segments replace archived ones of just the same offsets, and only where they are smaller."""
     log = local_log(bases, sizes=sizes)
     assert planned(log) == (runs, passed)
+
+
+@pytest.mark.parametrize("is_trimmed", [False, True])
+@pytest.mark.parametrize("size_bytes", [1, 1024, 5000])
+def test_what_a_job_rewrote_is_never_replaced(size_bytes, is_trimmed):
+    """Whatever the local file is like it may hold what the job took out; it does not even join a run."""
+    rows = [remote(0, 99), remote(100, 199, size_bytes=500, writer_id="rewritten-0a"), remote(200, 299)]
+    log = local_log([0, 100, 200, 300], sizes={100: size_bytes, 200: 1})
+    found = plan_reuploads(
+        log, stored(rows), bounds(), is_trimmed=is_trimmed, differing=[(log.segments[1].identity,)]
+    )
+    assert [one.base_offset for one in found.reuploads] == [200]
+    assert {one.base_offset: one.reason for one in found.passed}[100] == REWRITTEN
+    joined = local_log([0, 200, 300], sizes={0: 1})
+    passed = plan_reuploads(joined, stored(rows), bounds(), is_trimmed=is_trimmed).passed
+    assert {one.base_offset: one.reason for one in passed}[0] == REWRITTEN
 
 
 @pytest.mark.parametrize(

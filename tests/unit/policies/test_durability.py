@@ -45,14 +45,50 @@ def end(manifest, *, log=LOG, log_start_offset=0, up_to=None):
             id="another size",
         ),
         pytest.param(
+            [remote(10, 19, size_bytes=1, writer_id="rewritten-0a"), remote(20, 29)],
+            30,
+            "offset 30 is in the active segment",
+            id="another size, as a job took records out",
+        ),
+        pytest.param(
+            [remote(10, 14, size_bytes=1, writer_id="rewritten-0a"), remote(15, 19), remote(20, 29)],
+            30,
+            "offset 30 is in the active segment",
+            id="a job took records out of a part",
+        ),
+        pytest.param(
+            [remote(10, 18, writer_id="rewritten-0a")],
+            19,
+            "offset 19 of segment 10 is not in the archive",
+            id="a job rewrote less than all",
+        ),
+        pytest.param(
+            [remote(10, 19, size_bytes=1, writer_id="spark-0a"), remote(20, 29)],
+            10,
+            "segment 10 has 1024 bytes on disk and 1 in the archive",
+            id="another size by another job",
+        ),
+        pytest.param(
             [remote(11, 29)], 10, "offset 10 of segment 10 is not in the archive", id="head missing"
         ),
     ],
 )
 def test_durable_end_is_the_first_offset_that_is_not_stored(rows, offset, because):
     """However the archive is cut, the end is where it stops covering what is on disk."""
-    found = end(stored(rows))
+    found = end(replace(stored(rows), epochs=((0, 0),)))
     assert (found.offset, found.because) == (offset, because)
+
+
+@pytest.mark.parametrize("is_log_known", [True, False])
+@pytest.mark.parametrize("is_archive_known", [True, False])
+def test_rewritten_segment_covers_only_a_log_of_known_leader_epochs(is_log_known, is_archive_known):
+    """No byte of it is compared: that it is of this log is for the lineage to say."""
+    manifest = stored([remote(10, 19), remote(20, 29, writer_id="rewritten-0a")])
+    manifest = replace(manifest, epochs=((0, 0),) if is_archive_known else ())
+    log = LOG if is_log_known else replace(LOG, epochs=())
+    found = end(manifest, log=log)
+    assert found.offset == (30 if is_log_known and is_archive_known else 20)
+    assert ("no leader-epoch history" in found.because) == (found.offset == 20)
 
 
 def test_durable_end_is_before_a_gap():

@@ -187,7 +187,7 @@ def test_trim_keeps_what_is_not_durable(rows, reason):
 
 def pieces_of(found: TrimPlan) -> list[tuple[list[int], bool]]:
     """Return the bases of each candidate's pieces, and whether they begin and end where it does."""
-    return [([one.base_offset for one in each.pieces], each.is_aligned) for each in found.candidates]
+    return [([one.base_offset for one in each.pieces], each.has_checksums) for each in found.candidates]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,11 @@ def pieces_of(found: TrimPlan) -> list[tuple[list[int], bool]]:
             [remote(10, 12, size_bytes=24), remote(13, 19, size_bytes=1000)],
             ([10, 13], True),
             id="two pieces",
+        ),
+        pytest.param(
+            [remote(10, 12, size_bytes=4, writer_id="rewritten-0a"), remote(13, 19, size_bytes=1000)],
+            ([10, 13], False),
+            id="two pieces, of which a job rewrote one",
         ),
         pytest.param(
             [remote(at, at, size_bytes=1024 if at == 14 else 0) for at in range(10, 20)],
@@ -222,7 +227,7 @@ def pieces_of(found: TrimPlan) -> list[tuple[list[int], bool]]:
 )
 def test_trim_takes_a_segment_that_the_archive_covers_however_it_is_cut(rows, expected):
     """One piece or several, of the same bounds or others: all pieces are named, and no others."""
-    found = plan([10, 20], NOTHING_STAYS, manifest=stored(rows))
+    found = plan([10, 20], NOTHING_STAYS, manifest=replace(stored(rows), epochs=((0, 0),)))
     assert trimmed(found) == [10]
     assert pieces_of(found) == [expected]
     assert found.candidates[0].next_offset == 20
@@ -407,7 +412,7 @@ def test_trim_is_the_longest_durable_prefix_that_breaches_a_limit(situation):
             break
         expected.append((base, end, pieces, same_cuts))
     assert [
-        (one.local.base_offset, one.next_offset, one.pieces, one.is_aligned) for one in found.candidates
+        (one.local.base_offset, one.next_offset, one.pieces, one.has_checksums) for one in found.candidates
     ] == expected
     assert found.kept_because
 

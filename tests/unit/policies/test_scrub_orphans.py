@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.model.values import PARTITION, WRITERS, remote, stored
-from tieringd.formats.object_keys import data_key, index_key, manifest_key, spillover_key
+from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_key, spillover_key
 from tieringd.formats.spillover_codec import encode_spillover
 from tieringd.model.manifest import PartitionManifest, Replacement
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired, with_parts
@@ -128,6 +128,29 @@ def test_what_a_join_has_left_is_an_orphan_after_its_grace(segment, age_ms, is_k
         segment, owner(), age_ms=age_ms, name=lambda *object_of: f"{data_key(*object_of)}.part-0-31"
     )
     assert found is Keep.YOUNG if is_kept else isinstance(found, Orphan)
+
+
+@pytest.mark.parametrize("place", ["held", "retired", "spilled", None])
+def test_record_of_a_rewriting_stays_while_anything_rewritten_does(place):
+    """Then nobody needs it: all that was rewritten has left the archive."""
+    rewritten = [replace(one, writer_id="rewritten-0b") for one in HELD]
+    manifest, parts = MANIFEST, ()
+    match place:
+        case "held":
+            manifest = replace(stored(rewritten), leader_epoch=5)
+        case "retired":
+            merged = remote(0, 19, size_bytes=2048, leader_epoch=5)
+            manifest = replace(stored(rewritten), leader_epoch=5).merged(merged, now_ms=1)
+        case "spilled":
+            parts = (part_to_spill(stored(rewritten), 1),)
+    of = owner(manifest=manifest, parts=parts)
+    key = rewriting_key(PARTITION, "rewritten-0a", crc32c=7)
+    for age_ms, otherwise in ((GRACE_MS, None), (GRACE_MS - 1, Keep.YOUNG)):
+        plan = plan_orphans(of, [StoredObject(key, 1, NOW_MS - age_ms)], grace_ms=GRACE_MS, now_ms=NOW_MS)
+        if place or otherwise:
+            assert plan.kept == ((key, Keep.NAMED if place else otherwise),)
+        else:
+            assert [one.stored.key for one in plan.orphans] == [key]
 
 
 def test_object_of_another_partition_is_not_judged():

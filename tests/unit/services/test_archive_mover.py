@@ -14,10 +14,14 @@ from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
 from tests.unit.services.deleted_topics import NEW, OLD, THIRD, DeletedTopics
+from tests.unit.services.manifests import bases, stored_manifest
+from tests.unit.services.test_rewritten_segments import rewrite
+from tieringd.archive.rewriting_records import store_rewriting
 from tieringd.errors import ConfigError, CorruptDataError, FencedError, ObjectNotFound, StorageError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import client_quotas_key, data_key, index_key, owner_of, spillover_prefix
 from tieringd.model.manifest import CLOSED_EPOCH
+from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import moved_away
 from tieringd.services.archive_mover import ArchiveMover, Site
@@ -128,6 +132,15 @@ async def test_unnamed_and_retired_objects_stay_behind(world, target, moving):
     assert {key for key in target._objects if ".log" in key} == named
 
 
+async def test_records_of_rewritings_go_along(world, target, moving):
+    """A rebuild in the target knows of them as one in the source would."""
+    segment = SegmentIdentity(0, 9, 61, 0, "rewritten-0a")
+    rewriting = Rewriting(RewritingKind.REWRITTEN, (), (segment,))
+    key = await store_rewriting(world.store, world.writers[0].identified, rewriting)
+    await moving.move()
+    assert target._objects[key][0] == world.store._objects[key][0]
+
+
 async def test_second_copy_copies_only_what_is_new(world, target, moving, tmp_path):
     """What the target's manifests name is not even asked for."""
     first = await moving.copy()
@@ -181,6 +194,37 @@ async def test_move_that_is_called_again_leaves_a_daemon_in_the_target_alone(wor
     assert (await archive_in(target).manifests.load(writer.identified)).manifest == new.manifest
 
 
+async def test_move_that_is_called_again_leaves_what_a_job_has_edited_alone(world, target, moving, tmp_path):
+    """Where no daemon archives any more: what was erased in the target is in the closed source still."""
+    await moving.move()
+    writer = world.writers[0]
+    base_offset = bases(target, writer)[0]
+    await rewrite(target, writer, base_offset, without={base_offset}, tmp_path=tmp_path)
+    edited = stored_manifest(target, writer)
+
+    again = Moving(world.store, target, tmp_path, name="copy-2")
+    moved = await again.move()
+
+    assert stored_manifest(target, writer) == edited
+    assert {one.copy.has_gone_on for one in moved if one.copy.partition == writer.identified} == {True}
+    assert await again.mover.verify(await again.mover.topics(()), deep=True) == []
+
+
+async def test_copy_is_not_written_over_what_a_job_has_edited(world, target, moving, tmp_path):
+    """Before the switch: the source goes on, and has what was erased from the copy."""
+    await moving.copy()
+    writer = world.writers[0]
+    base_offset = bases(target, writer)[0]
+    await rewrite(target, writer, base_offset, without={base_offset}, tmp_path=tmp_path)
+    edited = stored_manifest(target, writer)
+
+    moved = await moving.copy()
+
+    (one,) = [one for one in moved if one.copy.partition == writer.identified]
+    assert "that a daemon or a job has written" in one.fault
+    assert stored_manifest(target, writer) == edited
+
+
 async def test_target_that_a_daemon_archives_into_is_refused(world, target, moving):
     """Nothing is written over, nothing is closed, and the report says why."""
     writer = world.writers[2]
@@ -189,7 +233,10 @@ async def test_target_that_a_daemon_archives_into_is_refused(world, target, movi
     moved = await moving.move("orders")
     faults = {one.copy.partition: one.fault for one in moved if one.fault}
     assert list(faults) == [writer.identified]
-    assert "the target has an archive of orders-0 that a daemon has written" in faults[writer.identified]
+    assert (
+        "the target has an archive of orders-0 that a daemon or a job has written"
+        in faults[writer.identified]
+    )
     assert (await archive_in(target).manifests.load(writer.identified)).existing == before
     assert not (await archive_in(world.store).manifests.load(writer.identified)).existing.is_closed
     assert ((await world.manifest(NEW)).moved_to, (await world.manifest(OLD)).moved_to) == ("", THERE)

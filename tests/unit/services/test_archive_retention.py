@@ -10,8 +10,12 @@ from tests.fakes.archive import archive_in, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.store import store_unavailable
 from tests.unit.services.manifests import bases, stored_manifest
+from tieringd.archive.merged_objects import index_of_parts, store_merged
+from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.segment_swap import SegmentSwap, Successor
 from tieringd.errors import FencedError, StorageUnavailable
-from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.services.archive_retention import DELETED_AT_ONCE_MAX
 from tieringd.storage.memory import MemoryStore
@@ -20,6 +24,7 @@ MINUTE_MS, DAY_MS = 60_000, 86_400_000
 PACE = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=10 * MINUTE_MS)
 ALL = TotalRetention(limit_ms=0, limit_bytes=None)
 """Keeps nothing that was uploaded."""
+UNLIMITED = TotalRetention(limit_ms=None, limit_bytes=None)
 
 
 @pytest.fixture
@@ -231,21 +236,115 @@ async def test_deletion_that_failed_is_done_again(writer, broker, clock, deletes
 
 async def test_deposed_leader_deletes_nothing(writer, archive, store, broker, clock):
     """What is due when another leader took over is that one's to delete."""
+    # It would look at the manifest by itself a little later.
+    pace = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=MINUTE_MS - 10_000)
+    seen = replace(look(writer).topic, retention_pace=pace)
+
+    def at_pace():
+        return replace(look(writer), topic=seen)
+
     writer.closed_segment()
     old = archiver_of(writer, archive, broker, now_ms=clock)
-    await settled(old, writer, clock, minutes=2)
+    await old.step(at_pace())
+    clock.now_ms += MINUTE_MS
+    await old.step(at_pace())
     assert objects(store, writer) == [0]
     writer.begin_epoch(1)
     new_archive = archive_in(store, writer_id="new", now_ms=clock)
     new = archiver_of(writer, new_archive, FakeBroker(writer), leader_epoch=1, now_ms=clock)
-    await new.step(look(writer))
-    clock.now_ms += PACE.delete_delay_ms
-    await old.step(look(writer))
+    await new.step(at_pace())
+    clock.now_ms += pace.delete_delay_ms
+    await old.step(at_pace())
     assert objects(store, writer) == [0]
     with pytest.raises(FencedError):
-        await old.step(look(writer))
-    await new.step(look(writer))
+        await old.step(at_pace())
+    await new.step(at_pace())
     assert objects(store, writer) == []
+
+
+async def test_idle_archiver_notices_a_job_s_edit(writer, archive, archiver, store, clock):
+    """It has nothing to commit, and still learns of it, and deletes what the job has replaced."""
+    for _ in range(3):
+        writer.append(b"1")
+        writer.roll()
+    seen = look(writer, UNLIMITED)
+    for _ in range(3):
+        await archiver.step(seen)
+    assert archiver.is_at_rest(seen)
+    await merge_first_two(store, writer, archive, clock)
+    clock.now_ms += PACE.edits_interval_ms - 1
+    assert archiver.is_at_rest(seen)
+    clock.now_ms += 1
+    assert not archiver.is_at_rest(seen)
+
+    await archiver.step(seen)
+
+    assert [one.base_offset for one in archiver.manifest.segments] == [0, 2]
+    assert archiver.manifest == stored_manifest(store, writer)
+    assert objects(store, writer) == [0, 0, 1, 2]
+    while not archiver.is_at_rest(seen):
+        await archiver.step(seen)
+    clock.now_ms += PACE.delete_delay_ms - PACE.edits_interval_ms
+    assert not archiver.is_at_rest(seen)
+    await archiver.step(seen)
+    assert objects(store, writer) == [0, 2]
+
+
+async def merge_first_two(store, writer, archive, clock) -> None:
+    """Merge two segments as a job does, beside the archiver."""
+    jobs = archive_in(store, writer_id="0b", now_ms=clock).manifests
+    manifest = stored_manifest(store, writer)
+    parts = manifest.segments.overlapping(0, 2)
+    index = await index_of_parts(SegmentIndexes(store), writer.identified, parts)
+    joiner = ObjectJoiner(store, work_directory=writer.path.parent)
+    names = {"leader_epoch": 0, "writer_id": "spark-0b"}
+    merge = await store_merged(store, joiner, writer.identified, parts, index, **names)
+    swap = SegmentSwap(store, jobs, now_ms=clock, target_manifest_bytes=1 << 20)
+    await swap.merge(writer.identified, [Successor(merge.parts, merge.segment)])
+
+
+async def test_manifest_that_was_removed_is_not_begun_anew(writer, archiver, store, clock):
+    """A new one would name nothing of what is there, and scrub would take all of it away."""
+    writer.closed_segment()
+    seen = look(writer, UNLIMITED)
+    for _ in range(3):
+        await archiver.step(seen)
+    await store.delete_many([manifest_key(writer.identified)])
+    clock.now_ms += PACE.edits_interval_ms
+
+    for _ in range(2):
+        with pytest.raises(FencedError, match="was removed from the bucket"):
+            await archiver.step(seen)
+
+    assert stored_manifest(store, writer) is None
+    assert objects(store, writer) == [0]
+
+
+async def test_look_for_edits_costs_one_request(writer, archiver, store, clock):
+    """As nothing has changed, nothing is read."""
+    writer.closed_segment()
+    seen = look(writer, UNLIMITED)
+    for _ in range(3):
+        await archiver.step(seen)
+    clock.now_ms += PACE.edits_interval_ms
+    before = len(store.requests)
+    await archiver.step(seen)
+    assert [operation for operation, _ in store.requests[before:]] == ["head"]
+
+
+@pytest.mark.parametrize(
+    ("interval_ms", "delete_delay_ms", "expected"),
+    [
+        (300_000, 3_600_000, 1_800_000),
+        (300_000, 1_200_000, 600_000),
+        (300_000, 0, 300_000),
+        (300_000, 365 * DAY_MS, 1_800_000),
+        (DAY_MS, 3_600_000, DAY_MS),
+    ],
+)
+def test_edits_are_noticed_before_their_deletion_is_due(interval_ms, delete_delay_ms, expected):
+    """And no more often than housekeeping, nor less than every half hour where that allows it."""
+    assert RetentionPace(interval_ms, delete_delay_ms).edits_interval_ms == expected
 
 
 async def test_deletion_touches_no_other_object(writer, archiver, store, clock):
@@ -287,12 +386,12 @@ async def test_large_deletion_is_done_in_turns(writer, archive, broker, store, c
 async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, clock):
     """Of ten thousand idle partitions only those are stepped in which something is past retention."""
     writer.closed_segment()
-    limits = TotalRetention(limit_ms=DAY_MS, limit_bytes=None)
+    limits = TotalRetention(limit_ms=3 * MINUTE_MS, limit_bytes=None)
     seen = look(writer, limits)
     for _ in range(3):
         await archiver.step(seen)
     assert archiver.is_at_rest(seen)
-    clock.now_ms += DAY_MS - MINUTE_MS
+    clock.now_ms += 2 * MINUTE_MS
     assert archiver.is_at_rest(seen)
     clock.now_ms += MINUTE_MS + writer.next_offset
     assert not archiver.is_at_rest(seen)

@@ -12,11 +12,11 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tests.unit.services.daemons import Daemon
 from tests.unit.services.manifests import bases, stored_manifest
+from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
 from tieringd.services.change_queue import ChangeQueue
 from tieringd.services.merge_job import MergeJob, MergePartition
-from tieringd.services.object_joiner import ObjectJoiner
 from tieringd.services.segment_merger import SegmentMerger
 
 SEGMENTS = 8

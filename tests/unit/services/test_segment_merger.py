@@ -12,6 +12,7 @@ from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.store import store_unavailable
 from tests.unit.services.manifests import bases, stored_manifest
+from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.errors import FencedError, StorageDenied, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.metrics import Metrics
@@ -19,7 +20,6 @@ from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.policies.total_retention import RetentionPace
 from tieringd.services.claim import Claim
-from tieringd.services.object_joiner import ObjectJoiner
 from tieringd.services.segment_merger import ATTEMPTS_MAX, SegmentMerger
 from tieringd.storage.memory import MemoryStore
 

@@ -271,6 +271,9 @@ async def test_archiver_rests_until_spilled_objects_are_due(writer, archiver, st
     while not archiver.is_at_rest(seen):
         await archiver.step(seen)
     (mark,) = stored_manifest(store, writer).spillover.retired
+    clock.now_ms = mark.retired_at_ms + PACE.delete_delay_ms - MINUTE_MS
+    while not archiver.is_at_rest(seen):
+        await archiver.step(seen)
     clock.now_ms = mark.retired_at_ms + PACE.delete_delay_ms - 1
     assert archiver.is_at_rest(seen)
     clock.now_ms += 1

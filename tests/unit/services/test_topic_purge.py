@@ -24,9 +24,11 @@ from tests.unit.services.deleted_topics import (
     DeletedTopics,
     Purging,
 )
+from tieringd.archive.rewriting_records import store_rewriting
 from tieringd.errors import ConfigError, FencedError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key, manifest_key, quarantined_key
+from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import (
     CONFIRM_AFTER_MS,
@@ -55,6 +57,9 @@ def purging(world):
 
 async def test_deleted_topic_is_purged_after_the_grace(world, purging):
     """All of its objects go, what nothing names as well; the mark says what there was."""
+    rewriting = Rewriting(RewritingKind.REWRITTEN, (), (SegmentIdentity(0, 9, 61, 0, "rewritten-0a"),))
+    record = await store_rewriting(world.store, world.writers[0].identified, rewriting)
+    assert record in world.keys_of(OLD)
     others = world.objects_of(NEW, THIRD)
     held = [(await archive_in(world.store).manifests.load(one.identified)).existing for one in world.writers]
     await purging.note()

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import structlog
 from crc32c import crc32c
 
+from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archive.scrub.data_index import is_index_of, renamed_by
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS
-from tieringd.services.object_joiner import ObjectJoiner
-from tieringd.services.scrub.index_rebuild import IndexChange, IndexRebuilder, is_index_of, renamed_by
+from tieringd.services.scrub.index_rebuild import IndexChange, IndexRebuilder
 from tieringd.services.scrub.local_bytes import local_bytes
 from tieringd.storage.base import JoinSource
 from tieringd.storage.blocking import in_thread

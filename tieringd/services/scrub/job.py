@@ -25,12 +25,12 @@ from tieringd.services.scrub.parts import ScrubReport, move_orphans
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from tieringd.archive.scrub.orphan_search import NamedObjects
+    from tieringd.archive.scrub.partition_scrub import ScrubCursor, ScrubStretch
     from tieringd.metrics import Metrics
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.scrub import Finding
     from tieringd.policies.scrub_schedule import ScrubPace
-    from tieringd.services.scrub.orphan_search import NamedObjects
-    from tieringd.services.scrub.partition_scrub import ScrubCursor, ScrubStretch
     from tieringd.services.scrub.parts import ScrubParts
 
 log = structlog.get_logger(__name__)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 from crc32c import crc32c as crc32c_of
 
+from tieringd.archive.object_joiner import PIECE_BYTES, ObjectJoiner
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import (
     QUARANTINE_REPORTS_PREFIX,
@@ -27,7 +28,6 @@ from tieringd.formats.object_keys import (
     quarantined_key,
 )
 from tieringd.policies.scrub_orphans import StoredObject
-from tieringd.services.object_joiner import PIECE_BYTES, ObjectJoiner
 from tieringd.services.scrub.quarantine_report import encode_quarantine_report
 from tieringd.storage.base import JoinSource
 from tieringd.storage.blocking import in_thread

@@ -9,27 +9,21 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.errors import CorruptDataError, TieringError
-from tieringd.formats.object_keys import (
-    TOPIC_MANIFESTS_PREFIX,
-    TopicKey,
-    parse_topic_manifest_key,
-    topic_manifest_key,
-)
-from tieringd.policies.scrub import FaultKind, Finding
-from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+from tieringd.archive.scrub.topics import ScrubbedTopics
+from tieringd.errors import TieringError
 from tieringd.services.scrub.quarantine_expiry import Expired
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import Callable, Iterable
 
     from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.archive.scrub.orphan_search import OrphanSearch
+    from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubStretch
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.scrub import Finding
     from tieringd.policies.scrub_orphans import Orphan
     from tieringd.services.scrub.healer import Healer
     from tieringd.services.scrub.object_quarantine import ObjectQuarantine
-    from tieringd.services.scrub.orphan_search import OrphanSearch
-    from tieringd.services.scrub.partition_scrub import PartitionScrubber, ScrubStretch
     from tieringd.services.scrub.quarantine_expiry import QuarantineExpiry
     from tieringd.storage.base import ObjectStore
 
@@ -108,8 +102,7 @@ class WholeScrub:
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._parts = parts
-        self._store = store
-        self._manifests = manifests
+        self._topics = ScrubbedTopics(store, manifests, is_wanted=lambda name: topic in {None, name})
         self._topic = topic
         self._on_progress = on_progress
 
@@ -123,12 +116,12 @@ class WholeScrub:
             StorageUnavailable: The store does not answer. Nothing that was done has to be undone.
         """
         report = ScrubReport()
-        known = [one async for one in self._partitions(report)]
+        known = [one async for one in self._topics.partitions(report.findings)]
         for partition in known:
             await self._scrub(report, partition, deep=deep, fix=fix)
         found = await self._search(report, known, fix=fix)
         # Those that no topic manifest leads to.
-        for partition in [one for one in found if not await self._is_leaving(one)]:
+        for partition in [one for one in found if not await self._topics.is_leaving(one)]:
             await self._scrub(report, partition, deep=deep, fix=fix)
         if fix and expire_before_ms is not None:
             report.expired = await self._parts.expiry.expire(
@@ -140,47 +133,12 @@ class WholeScrub:
     def _is_ours(self, partition: TopicIdPartition) -> bool:
         return self._topic in {None, partition.topic}
 
-    async def _partitions(self, report: ScrubReport) -> AsyncIterator[TopicIdPartition]:
-        start_after: str | None = None
-        while True:
-            page = await self._store.list_page(TOPIC_MANIFESTS_PREFIX, start_after=start_after)
-            for info in page.objects:
-                key = parse_topic_manifest_key(info.key)
-                if key is not None and self._topic in {None, key.topic}:
-                    for partition in await self._partitions_of(report, key):
-                        yield partition
-            start_after = page.next_start_after
-            if start_after is None:
-                return
-
-    async def _partitions_of(self, report: ScrubReport, key: TopicKey) -> tuple[TopicIdPartition, ...]:
-        try:
-            topic = await self._manifests.load_topic(key)
-        except CorruptDataError as error:
-            # Its partitions are found by their own manifests.
-            report.findings.append(
-                Finding(FaultKind.TOPIC_MANIFEST_DAMAGED, topic_manifest_key(key), error.message)
-            )
-            return ()
-        return topic.partitions() if topic and topic.lifecycle not in BEYOND_RETURN else ()
-
-    async def _is_leaving(self, partition: TopicIdPartition) -> bool:
-        """Say whether the partition's topic is being purged now."""
-        try:
-            topic = await self._manifests.load_topic(
-                TopicKey(partition.cluster, partition.topic, partition.topic_id)
-            )
-        except CorruptDataError:
-            # That is a finding of its own.
-            return False
-        return topic is not None and topic.lifecycle in BEYOND_RETURN
-
     async def _scrub(
         self, report: ScrubReport, partition: TopicIdPartition, *, deep: bool, fix: bool
     ) -> None:
         self._on_progress(str(partition))
         stretch = await self._parts.partitions.scrub(partition, deep=deep)
-        if stretch.findings and await self._is_leaving(partition):
+        if stretch.findings and await self._topics.is_leaving(partition):
             # It was not yet when it was listed: a purge says so before it deletes anything.
             return
         report.partitions.append(stretch)

@@ -21,10 +21,10 @@ from tieringd.policies.scrub_orphans import is_named
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from tieringd.archive.scrub.owners import Owners
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.scrub_orphans import Owner
     from tieringd.services.scrub.object_quarantine import ObjectQuarantine
-    from tieringd.services.scrub.owners import Owners
 
 log = structlog.get_logger(__name__)
 

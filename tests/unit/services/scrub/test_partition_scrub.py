@@ -8,10 +8,10 @@ import pytest
 
 from tests.fakes.store import store_unavailable
 from tests.unit.services.scrub.buckets import Bucket, DatedStore
+from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.errors import ObjectNotFound, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, spillover_key
 from tieringd.policies.total_retention import TotalRetention
-from tieringd.services.scrub.partition_scrub import PartitionScrubber
 
 ALL_GOES = TotalRetention(limit_ms=0, limit_bytes=None)
 
@@ -82,10 +82,17 @@ class Meddler(DatedStore):
         self.before_look = None
 
     async def head(self, key):
+        await self._meddle(key)
+        return await super().head(key)
+
+    async def get_range(self, key, *, position, size_bytes):
+        await self._meddle(key)
+        return await super().get_range(key, position=position, size_bytes=size_bytes)
+
+    async def _meddle(self, key):
         if self.before_look is not None and ".log" in key:
             happening, self.before_look = self.before_look, None
             await happening(key)
-        return await super().head(key)
 
 
 @pytest.fixture
@@ -224,13 +231,13 @@ async def test_object_that_is_there_at_the_second_look_is_no_fault(bucket):
     assert (stretch.findings, len(missed)) == ((), 4)
 
 
-@pytest.mark.parametrize("operation", ["head", "get", "get_range"])
-async def test_store_that_does_not_answer_is_no_fault(bucket, operation):
+@pytest.mark.parametrize(("operation", "deep"), [("head", False), ("get", True), ("get_range", True)])
+async def test_store_that_does_not_answer_is_no_fault(bucket, operation, deep):
     """Nothing is said of objects that could not be asked for."""
     await bucket.fill(2)
     bucket.store.fail_next(operation, lambda: store_unavailable(operation))
     with pytest.raises(StorageUnavailable):
-        await bucket.parts.partitions.scrub(bucket.writer.identified, deep=True)
+        await bucket.parts.partitions.scrub(bucket.writer.identified, deep=deep)
 
 
 async def test_partition_without_a_manifest_has_nothing_to_scrub(bucket):

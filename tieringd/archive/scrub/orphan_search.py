@@ -11,25 +11,35 @@ A search may be cut after any page. Nothing is moved here.
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import xxhash
 
+from tieringd.archive.scrub.owners import Owners
 from tieringd.formats.object_keys import (
     TopicKey,
     data_key,
     manifest_key,
     owner_of,
+    rewriting_prefix,
     spillover_key,
     topic_manifest_key,
 )
 from tieringd.policies.scrub import FaultKind, Finding
-from tieringd.policies.scrub_orphans import INDEX_SUFFIX, Keep, StoredObject, TopicState, plan_orphans
-from tieringd.services.scrub.owners import Owners
+from tieringd.policies.scrub_orphans import (
+    INDEX_SUFFIX,
+    Keep,
+    StoredObject,
+    TopicState,
+    has_rewritten,
+    plan_orphans,
+    tables_of,
+)
 from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
@@ -39,6 +49,8 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.scrub_orphans import Orphan, Owner
     from tieringd.storage.base import ObjectStore
+
+_RECORD: Final = re.compile(r"(/rewriting\.)[^/]+$")
 
 
 @dataclass(slots=True)
@@ -76,7 +88,7 @@ class NamedObjects:
         self._hashes = array("Q", sorted(self._hashes))
 
     def __contains__(self, key: str) -> bool:
-        wanted = _hash(key.removesuffix(INDEX_SUFFIX))
+        wanted = _hash(_RECORD.sub(r"\1", key.removesuffix(INDEX_SUFFIX)))
         row = bisect_left(self._hashes, wanted)
         return row < len(self._hashes) and self._hashes[row] == wanted
 
@@ -112,14 +124,17 @@ class OrphanSearch:
         *,
         start_after: str | None,
         is_ours: Callable[[TopicIdPartition], bool] = lambda _: True,
+        prefix: str = "",
     ) -> OrphanPage:
         """
         List the next page, and judge what is not *named* of the partitions that are ours.
 
+        *prefix* is of the keys that are listed: several searches may share a bucket among them.
+
         Raises:
             StorageUnavailable: The store does not answer; the page counts as not listed.
         """
-        listed = await self._store.list_page("", start_after=start_after)
+        listed = await self._store.list_page(prefix, start_after=start_after)
         page = OrphanPage(objects=len(listed.objects), requests=1, next_start_after=listed.next_start_after)
         suspects: defaultdict[TopicIdPartition, list[StoredObject]] = defaultdict(list)
         for info in listed.objects:
@@ -180,20 +195,22 @@ class OrphanSearch:
 
 
 def _names(owner: Owner) -> Iterator[str]:
-    """Yield the keys that an owner's manifests name; an index goes by its data object's."""
+    """
+    Yield the keys that an owner's manifests name.
+
+    An index goes by its data object's, records of rewritings by what all of them begin with.
+    """
     manifest = owner.manifest
     if manifest is None or owner.uncertain:
         return
     yield manifest_key(owner.partition)
     for name in owner.part_names:
         yield spillover_key(owner.partition, name)
-    for table in (
-        manifest.segments,
-        *(one.segments for one in manifest.retired),
-        *(part.segments for part in owner.parts),
-    ):
+    for table in tables_of(owner):
         for segment in table:
             yield data_key(owner.partition, segment)
+    if any(map(has_rewritten, tables_of(owner))):
+        yield rewriting_prefix(owner.partition)
 
 
 def _hash(key: str) -> int:

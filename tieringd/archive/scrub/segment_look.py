@@ -2,7 +2,8 @@
 One look at a stored segment: its data object and its index, against what the manifest says of them.
 
 A shallow look asks the store for sizes and checksums, and reads the index where the store tells no
-checksum. A deep look reads every byte and believes no checksum but its own. Nothing is changed.
+checksum. A deep look reads every byte, asks for nothing else, and believes no checksum but its own.
+Nothing is changed.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from tieringd.archive.archive_reader import CHUNK_BYTES
+from tieringd.archive.scrub.data_scan import scan_data
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.segment_scan import SegmentScanner
 from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.scrub import Seen, segment_findings
@@ -36,17 +37,8 @@ class SegmentLook:
     findings: tuple[Finding, ...]
     records: int
     """In the data object; 0 after a shallow look, or where anything is wrong."""
-    requests: int
-    read_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class DataScan:
-    """What reading a data object whole found."""
-
-    seen: Seen
-    scan: SegmentScan | None
-    """Of its batches; None unless the object is just what the manifest says."""
+    batches: int
+    """Likewise."""
     requests: int
     read_bytes: int
 
@@ -59,9 +51,9 @@ class _Cost:
         self.read_bytes = 0
 
 
-async def read_object(store: ObjectStore, key: str, *, size_bytes: int) -> bytes:
+async def read_object(store: ObjectStore, key: str, *, size_bytes: int, position: int = 0) -> bytes:
     """
-    Return an object as it is stored, at most *size_bytes* of it.
+    Return an object as it is stored, from byte *position* on and at most *size_bytes* of it.
 
     `get` would take a wrong checksum for an answer that was damaged on its way, and ask again.
 
@@ -69,14 +61,14 @@ async def read_object(store: ObjectStore, key: str, *, size_bytes: int) -> bytes
         ObjectNotFound: There is no such object.
     """
     pieces: list[bytes] = []
-    position = 0
-    while position < size_bytes:
-        wanted = min(CHUNK_BYTES, size_bytes - position)
+    end = position + size_bytes
+    while position < end:
+        wanted = min(CHUNK_BYTES, end - position)
         piece = await store.get_range(key, position=position, size_bytes=wanted)
-        if not piece:
-            break
         pieces.append(piece)
         position += len(piece)
+        if len(piece) < wanted:
+            break
     return b"".join(pieces)
 
 
@@ -95,18 +87,24 @@ class SegmentLooker:
         """
         cost = _Cost()
         index_seen, index = await self._look_at_index(partition, segment, cost, deep=deep)
-        data_seen = await self._head(data_key(partition, segment), cost)
-        scan: SegmentScan | None = None
-        if deep and data_seen.size_bytes == segment.size_bytes:
+        if deep:
             read = await scan_data(self._store, partition, segment, index=index)
             data_seen, scan = read.seen, read.scan
             cost.requests += read.requests
             cost.read_bytes += read.read_bytes
-        if scan is not None and index is not None and not index_seen.content_fault:
+        else:
+            data_seen, scan = await self._head(data_key(partition, segment), cost), None
+        if scan is not None and index is not None:
             index_seen = Seen(index_seen.size_bytes, index_seen.crc32c, _disagreement(scan, index))
         findings = segment_findings(partition, segment, data=data_seen, index=index_seen)
-        records = scan.record_count if scan is not None and not findings else 0
-        return SegmentLook(findings, records, cost.requests, cost.read_bytes)
+        is_sound = scan is not None and not findings
+        return SegmentLook(
+            findings,
+            scan.record_count if scan and is_sound else 0,
+            scan.batch_count if scan and is_sound else 0,
+            cost.requests,
+            cost.read_bytes,
+        )
 
     async def _head(self, key: str, cost: _Cost) -> Seen:
         cost.requests += 1
@@ -121,16 +119,21 @@ class SegmentLooker:
     ) -> tuple[Seen, SegmentIndex | None]:
         """Return what is known of the index; and the index, where it was read and is a sound one."""
         key = index_key(partition, segment)
-        seen = await self._head(key, cost)
-        is_told = seen.crc32c is not None and segment.index_crc32c != NO_CRC
-        if seen.size_bytes != segment.index_size_bytes or (is_told and not deep):
-            return seen, None
+        if not deep:
+            seen = await self._head(key, cost)
+            is_told = seen.crc32c is not None and segment.index_crc32c != NO_CRC
+            if is_told or seen.size_bytes != segment.index_size_bytes:
+                return seen, None
+        cost.requests += 1
         try:
-            data = await read_object(self._store, key, size_bytes=segment.index_size_bytes)
+            # One byte more than there should be: a longer object shows itself.
+            data = await read_object(self._store, key, size_bytes=segment.index_size_bytes + 1)
         except ObjectNotFound:
             return Seen(None), None
-        cost.requests += 1
         cost.read_bytes += len(data)
+        if len(data) != segment.index_size_bytes:
+            is_longer = len(data) > segment.index_size_bytes
+            return await self._head(key, cost) if is_longer else Seen(len(data)), None
         checksum = await in_thread(crc32c, data)
         if segment.index_crc32c not in {NO_CRC, checksum}:
             return Seen(len(data), checksum), None
@@ -139,60 +142,6 @@ class SegmentLooker:
         except CorruptDataError as error:
             return Seen(len(data), checksum, error.message), None
         return Seen(len(data), checksum), index
-
-
-async def scan_data(
-    store: ObjectStore, partition: TopicIdPartition, segment: RemoteSegment, *, index: SegmentIndex | None
-) -> DataScan:
-    """
-    Read a data object whole.
-
-    *index* is its index, where there is one: a merged segment's entries are its parts', and are looked for.
-    """
-    key = data_key(partition, segment)
-    scanner = SegmentScanner(
-        segment.base_offset,
-        segment.next_offset,
-        index_positions=[entry.position for entry in index.entries] if index else (),
-        source=key,
-    )
-    checksum = position = requests = 0
-    held, fault = b"", ""
-    while position < segment.size_bytes:
-        wanted = min(CHUNK_BYTES, segment.size_bytes - position)
-        requests += 1
-        try:
-            chunk = await store.get_range(key, position=position, size_bytes=wanted)
-        except ObjectNotFound:
-            return DataScan(Seen(None), None, requests, position)
-        if not chunk:
-            return DataScan(Seen(position), None, requests, position)
-        position += len(chunk)
-        checksum = await in_thread(crc32c, chunk, checksum)
-        if fault:
-            continue
-        held += chunk
-        try:
-            held = held[await in_thread(scanner.feed, memoryview(held)) :]
-        except CorruptDataError as error:
-            fault = _in_words(error)
-    scan = None
-    if not fault:
-        try:
-            scan = scanner.finish(len(held))
-        except CorruptDataError as error:
-            fault = _in_words(error)
-    is_right = checksum == segment.crc32c
-    return DataScan(Seen(position, checksum, fault), scan if is_right else None, requests, position)
-
-
-def _in_words(error: CorruptDataError) -> str:
-    places = [
-        f"{name} {value}"
-        for name, value in (("byte", error.position), ("offset", error.offset))
-        if value is not None
-    ]
-    return f"{error.message}, at {', '.join(places)}" if places else error.message
 
 
 def _disagreement(scan: SegmentScan, index: SegmentIndex) -> str:

@@ -14,21 +14,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tieringd.archive.scrub.segment_look import SegmentLooker
+from tieringd.archive.scrub.spilled_chain import SpilledChain, SpilledTally
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key, manifest_key
-from tieringd.policies.scrub import FaultKind, Finding, manifest_findings, spillover_tally_finding
-from tieringd.services.scrub.segment_look import SegmentLooker
-from tieringd.services.scrub.spilled_chain import SpilledChain
+from tieringd.policies.scrub import FaultKind, Finding, manifest_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment_table import SegmentTable
     from tieringd.model.spillover import SpilloverName
-    from tieringd.services.scrub.spilled_chain import ChainLink
     from tieringd.storage.base import ObjectStore
 
 
@@ -106,6 +105,19 @@ class PartitionScrubber:
         walk.stretch.findings = (*rules, *held)
         return walk.stretch
 
+    async def confirmed(
+        self, partition: TopicIdPartition, suspects: Iterable[Finding], *, deep: bool
+    ) -> tuple[Finding, ...]:
+        """
+        Return those of *suspects* in segments of the partition that hold, after a second look.
+
+        Raises:
+            StorageUnavailable: The store does not answer; nothing is known.
+        """
+        walk = _Walk(ScrubStretch(partition), deep=deep, requests_max=None)
+        walk.suspects = list(suspects)
+        return await self._held(walk) if walk.suspects else ()
+
     async def _load(self, walk: _Walk) -> PartitionManifest | None:
         """Return the live manifest; None where there is none, or where it was damaged in two looks."""
         partition = walk.stretch.partition
@@ -148,7 +160,7 @@ class PartitionScrubber:
     ) -> ScrubCursor | None:
         """Look at the spilled part, newest first; return where that was cut off."""
         start = cursor.part if cursor else None
-        tally = _Tally(manifest)
+        tally = SpilledTally(manifest)
         async for link in self._chain.walk(manifest, start=start):
             if walk.is_spent:
                 return ScrubCursor(link.name.next_offset, link.name)
@@ -181,7 +193,7 @@ class PartitionScrubber:
         named = _names_at(manifest, manifest.segments, of_segments)
         found: list[Finding] = []
         if of_parts or any(_base(one) < manifest.live_offset for one in of_segments):
-            tally = _Tally(manifest)
+            tally = SpilledTally(manifest)
             async for link in self._chain.walk(manifest):
                 stretch.requests += link.requests
                 found += [link.finding] if link.finding else []
@@ -207,38 +219,6 @@ class _Walk:
         """Say whether to stop: never before one segment was looked at, else it would not get on."""
         limit = self._requests_max
         return limit is not None and self.stretch.segments > 0 and self.stretch.requests >= limit
-
-
-class _Tally:
-    """What the spilled parts hold together, to compare with what the live manifest says of them."""
-
-    def __init__(self, manifest: PartitionManifest) -> None:
-        self._manifest = manifest
-        self._segments = 0
-        self._size_bytes = 0
-        self._is_whole = True
-
-    def take(self, link: ChainLink) -> SegmentTable:
-        """Count a part; return its segments that have not expired: the others may be gone already."""
-        if link.part is None or link.finding is not None:
-            self._is_whole = False
-        if link.part is None:
-            return self._manifest.segments.head(0)
-        table = link.part.segments
-        held = table.without_head(table.row_at_or_after(self._manifest.start_offset))
-        self._segments += len(held)
-        self._size_bytes += held.total_bytes
-        return held
-
-    def findings(self) -> list[Finding]:
-        """Return whether the live manifest says otherwise; nothing where a part is missing: that says it."""
-        spillover = self._manifest.spillover
-        if spillover is None or not self._is_whole:
-            return []
-        finding = spillover_tally_finding(
-            self._manifest.partition, spillover, segments=self._segments, size_bytes=self._size_bytes
-        )
-        return [finding] if finding else []
 
 
 def _base(finding: Finding) -> int:

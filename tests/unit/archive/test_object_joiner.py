@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
+from tieringd.archive.object_joiner import PIECE_BYTES, ObjectJoiner
 from tieringd.errors import ChecksumRejected, LocalFileError, ObjectNotFound
-from tieringd.services.object_joiner import PIECE_BYTES, ObjectJoiner
 from tieringd.storage.base import Joined, JoinSource
 from tieringd.storage.memory import MemoryStore
 

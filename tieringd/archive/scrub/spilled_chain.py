@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tieringd.archive.scrub.segment_look import read_object
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import spillover_key
 from tieringd.formats.spillover_codec import decode_spillover
-from tieringd.policies.scrub import FaultKind, Finding
-from tieringd.services.scrub.segment_look import read_object
+from tieringd.policies.scrub import FaultKind, Finding, spillover_tally_finding
 from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment_table import SegmentTable
     from tieringd.model.spillover import SpilloverManifest, SpilloverName
     from tieringd.storage.base import ObjectStore
 
@@ -99,6 +100,38 @@ class SpilledChain:
         except CorruptDataError as error:
             return None, Finding(FaultKind.SPILLOVER_DAMAGED, key, error.message, partition), 2
         return part, None, 2
+
+
+class SpilledTally:
+    """What the spilled parts hold together, to compare with what the live manifest says of them."""
+
+    def __init__(self, manifest: PartitionManifest) -> None:
+        self._manifest = manifest
+        self._segments = 0
+        self._size_bytes = 0
+        self._is_whole = True
+
+    def take(self, link: ChainLink) -> SegmentTable:
+        """Count a part; return its segments that have not expired: the others may be gone already."""
+        if link.part is None or link.finding is not None:
+            self._is_whole = False
+        if link.part is None:
+            return self._manifest.segments.head(0)
+        table = link.part.segments
+        held = table.without_head(table.row_at_or_after(self._manifest.start_offset))
+        self._segments += len(held)
+        self._size_bytes += held.total_bytes
+        return held
+
+    def findings(self) -> list[Finding]:
+        """Return whether the live manifest says otherwise; nothing where a part is missing: that says it."""
+        spillover = self._manifest.spillover
+        if spillover is None or not self._is_whole:
+            return []
+        finding = spillover_tally_finding(
+            self._manifest.partition, spillover, segments=self._segments, size_bytes=self._size_bytes
+        )
+        return [finding] if finding else []
 
 
 def _missing(name: SpilloverName) -> str:

@@ -1,0 +1,1 @@
+"""Making manifests again from the objects that they named."""

@@ -1,0 +1,150 @@
+"""
+Writing rebuilt manifests: each by a compare-and-swap, and never over one that changed meanwhile.
+
+Of a damaged one a copy is kept first. Parts that spill are stored before the manifest that names them. A
+crash anywhere leaves at most objects that nobody names, and doing it again finds what is done.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.rebuild.standing import Standing
+from tieringd.archive.scrub.segment_look import read_object
+from tieringd.errors import CorruptDataError, PreconditionFailed, StorageUnavailable
+from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
+from tieringd.formats.object_keys import damaged_copy_key, manifest_key, topic_manifest_key
+from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
+from tieringd.model.spilling import part_to_spill, spilled
+from tieringd.policies.spillover import plan_spillover
+from tieringd.storage.base import IfVersion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.archive.rebuild.standing import PartitionStanding
+    from tieringd.formats.object_keys import TopicKey
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.storage.base import ObjectStore
+
+_AGAIN = "Run it again: it looks at what is there now"
+
+
+class ManifestWriter:
+    """Write manifests of one bucket anew."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: ManifestStore,
+        *,
+        writer_id: str,
+        now_ms: Callable[[], int],
+        target_bytes: int,
+    ) -> None:
+        """Take the parts; a manifest of more than *target_bytes* spills."""
+        self._store = store
+        self._manifests = manifests
+        self._writer_id = writer_id
+        self._now_ms = now_ms
+        self._target_bytes = target_bytes
+
+    async def write(
+        self, before: PartitionStanding, manifest: PartitionManifest, *, leader_epoch: int
+    ) -> None:
+        """
+        Put *manifest* where the partition's stood as *before* says, under *leader_epoch*.
+
+        Raises:
+            FencedError: Someone else has stored one meanwhile, or it is closed.
+            StorageUnavailable: It changed meanwhile, or nothing is known to have changed; run again.
+        """
+        lean = await self._spilled(manifest)
+        if before.standing is Standing.ABSENT:
+            await self._manifests.commit(StoredManifest(None, None), lean, leader_epoch=leader_epoch)
+        elif before.standing is Standing.DAMAGED:
+            key = manifest_key(lean.partition)
+            signed = lean.committed(
+                writer_id=self._writer_id, leader_epoch=leader_epoch, commit_number=1, now_ms=self._now_ms()
+            )
+            await self._replace_damaged(
+                key, encode_manifest(signed), lambda data: decode_manifest(data).partition == lean.partition
+            )
+        else:
+            await self._manifests.edit(lean.partition, lambda found: _swapped(before, found, lean))
+
+    async def _spilled(self, manifest: PartitionManifest) -> PartitionManifest:
+        """Return *manifest* without its oldest part, which is stored then, where it is too large."""
+        while plan := plan_spillover(
+            manifest,
+            size_bytes=len(encode_manifest(manifest)),
+            target_bytes=self._target_bytes,
+            local_offset=None,
+        ):
+            for rows in plan:
+                part = part_to_spill(manifest, rows)
+                manifest = spilled(manifest, part, await self._manifests.spillovers.put(part))
+        return manifest
+
+    async def ensure_topic(
+        self, key: TopicKey, *, partition_count: int, created_at_ms: int, write: bool
+    ) -> bool:
+        """
+        See that the topic's manifest is there and counts its partitions; say whether that takes a write.
+
+        One that is made anew is of a live topic that is *created_at_ms* old. Without *write* none is.
+
+        Raises:
+            StorageUnavailable: Others keep changing it; run again.
+        """
+        begun = TopicManifest(key, partition_count=partition_count, created_at_ms=created_at_ms)
+        try:
+            found = await self._manifests.load_topic(key)
+        except CorruptDataError:
+            if write:
+                await self._replace_damaged(
+                    topic_manifest_key(key),
+                    encode_topic_manifest(begun),
+                    lambda data: decode_topic_manifest(data).key == key,
+                )
+            return True
+        if found is not None and found.partition_count >= partition_count:
+            return False
+
+        def counted(known: TopicManifest) -> TopicManifest:
+            oldest_ms = min(known.created_at_ms, created_at_ms) if found is None else known.created_at_ms
+            count = max(known.partition_count, partition_count)
+            return replace(known, partition_count=count, created_at_ms=oldest_ms)
+
+        if write:
+            await self._manifests.change_topic(key, counted)
+        return True
+
+    async def _replace_damaged(self, key: str, data: bytes, is_sound: Callable[[bytes], bool]) -> None:
+        """Keep a copy of what is damaged, and put *data* in its place if nobody has put another one there."""
+        info = await self._store.head(key)
+        damaged = await read_object(self._store, key, size_bytes=info.size_bytes)
+        with suppress(CorruptDataError):
+            if is_sound(damaged):
+                raise StorageUnavailable(f"{key} was written meanwhile", hint=_AGAIN)
+        checksum = crc32c(damaged)
+        await self._store.put(damaged_copy_key(key, crc32c=checksum), damaged, crc32c=checksum)
+        try:
+            await self._store.put(key, data, crc32c=crc32c(data), condition=IfVersion(info.version))
+        except PreconditionFailed as error:
+            raise StorageUnavailable(f"{key} was written meanwhile", hint=_AGAIN) from error
+
+
+async def _swapped(
+    before: PartitionStanding, found: PartitionManifest, manifest: PartitionManifest
+) -> PartitionManifest:
+    """Return *manifest* if what is *found* is what was looked at."""
+    if found != before.stored:
+        raise StorageUnavailable(f"the manifest of {found.partition} was changed meanwhile", hint=_AGAIN)
+    return manifest

@@ -1,0 +1,129 @@
+"""
+What a bucket's listing says of each partition: data objects, their indexes, records of rewritings, manifest.
+
+Names and sizes only: nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from tieringd.formats.object_keys import manifest_key, owner_of, parse_data_key, parse_rewriting_key
+from tieringd.model.rewriting import SegmentIdentity
+from tieringd.storage.at_once import at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.formats.object_keys import DataKey
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.storage.base import ObjectInfo, ObjectStore
+
+INDEX_SUFFIX: Final = ".index"
+PREFIXES: Final = tuple("0123456789abcdef")
+"""All objects of partitions have keys that begin with one of these: each is listed by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSegment:
+    """A data object and its index, as they are listed."""
+
+    key: str
+    size_bytes: int
+    modified_ms: int
+    index_size_bytes: int | None
+    """None where there is no index."""
+
+
+@dataclass(slots=True)
+class ListedPartition:
+    """All objects of one partition."""
+
+    data: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Sizes and times by key."""
+    indexes: dict[str, int] = field(default_factory=dict)
+    """Sizes by the keys of the data that they are of."""
+    rewritings: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of the records of rewritings: sizes and times by key."""
+    has_manifest: bool = False
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """Return when the first of its data objects was stored; None where there is none."""
+        return min((modified_ms for _, modified_ms in self.data.values()), default=None)
+
+    def segments(self) -> tuple[ListedSegment, ...]:
+        """
+        Return the data objects, but those without an index that are there once more with one.
+
+        They are what was stored under a new name when an index was made again.
+        """
+        indexed = {_identity(key) for key in self.data if key in self.indexes}
+        return tuple(
+            ListedSegment(key, size_bytes, modified_ms, self.indexes.get(key))
+            for key, (size_bytes, modified_ms) in sorted(self.data.items())
+            if key in self.indexes or _identity(key) not in indexed
+        )
+
+    def lone_indexes(self) -> tuple[str, ...]:
+        """Return the data keys of indexes whose data is missing."""
+        return tuple(sorted(key for key in self.indexes if key not in self.data))
+
+
+async def list_partitions(
+    store: ObjectStore, is_wanted: Callable[[str], bool]
+) -> dict[TopicIdPartition, ListedPartition]:
+    """
+    List the bucket; return the partitions of the topics that are wanted.
+
+    Raises:
+        StorageUnavailable: The store does not answer.
+    """
+    found: defaultdict[TopicIdPartition, ListedPartition] = defaultdict(ListedPartition)
+
+    async def list_prefix(prefix: str) -> None:
+        start_after: str | None = None
+        while True:
+            page = await store.list_page(prefix, start_after=start_after)
+            for info in page.objects:
+                partition = owner_of(info.key)
+                if partition is not None and is_wanted(partition.topic):
+                    _take(found[partition], partition, info)
+            start_after = page.next_start_after
+            if start_after is None:
+                return
+
+    await at_once(PREFIXES, list_prefix, count=len(PREFIXES))
+    return dict(found)
+
+
+def _take(listed: ListedPartition, partition: TopicIdPartition, info: ObjectInfo) -> None:
+    if info.key == manifest_key(partition):
+        listed.has_manifest = True
+    elif parse_rewriting_key(partition, info.key) is not None:
+        listed.rewritings[info.key] = (info.size_bytes, info.modified_ms)
+    elif parse_data_key(info.key) is not None:
+        listed.data[info.key] = (info.size_bytes, info.modified_ms)
+    elif info.key.endswith(INDEX_SUFFIX) and parse_data_key(info.key.removesuffix(INDEX_SUFFIX)) is not None:
+        listed.indexes[info.key.removesuffix(INDEX_SUFFIX)] = info.size_bytes
+
+
+def _identity(key: str) -> SegmentIdentity:
+    """Return what a data object's name says of it but its index."""
+    parsed = require_data_key(key)
+    return SegmentIdentity(
+        parsed.base_offset,
+        parsed.last_offset,
+        parsed.size_bytes,
+        parsed.leader_epoch,
+        parsed.writer_id,
+    )
+
+
+def require_data_key(key: str) -> DataKey:
+    """Return what a key says that is known to be a data object's."""
+    parsed = parse_data_key(key)
+    assert parsed is not None, "only data keys are asked for"
+    return parsed

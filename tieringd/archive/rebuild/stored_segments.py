@@ -1,0 +1,170 @@
+"""
+One stored segment, found out from its objects: what a manifest would say of it.
+
+Its name, its size and its index say almost all. The times of its first and last batches are read from the
+data, a few kilobytes; a deep look reads it whole. Where the index is missing or damaged the data is read
+whole anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from tieringd.archive.rebuild.object_listing import require_data_key
+from tieringd.archive.scrub.data_scan import scan_object
+from tieringd.archive.scrub.segment_look import read_object
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, parse_header
+from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.formats.sidecar import decode_sidecar
+from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, RemoteSegment
+from tieringd.policies.manifest_rebuild import StoredSegment
+
+if TYPE_CHECKING:
+    from tieringd.archive.rebuild.object_listing import ListedSegment
+    from tieringd.formats.object_keys import DataKey
+    from tieringd.formats.record_batch import BatchHeader
+    from tieringd.formats.segment_scan import SegmentScan
+    from tieringd.model.segment import SegmentIndex
+    from tieringd.storage.base import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A data object that no manifest may name, and why."""
+
+    key: str
+    base_offset: int
+    last_offset: int
+    reason: str
+
+
+async def stored_segment(
+    store: ObjectStore, listed: ListedSegment, *, deep: bool
+) -> StoredSegment | Unusable:
+    """
+    Return what is stored; *deep* reads and checks all of its bytes.
+
+    Raises:
+        StorageUnavailable: The store does not answer; nothing is known.
+    """
+    name = require_data_key(listed.key)
+    if listed.size_bytes != name.size_bytes:
+        return _unusable(listed, name, f"it has {listed.size_bytes} bytes, and its name says otherwise")
+    try:
+        index = await _index(store, listed, name)
+        if index is None or deep:
+            return await _scanned(store, listed, name, index)
+        times = await _times(store, listed.key, index)
+    except ObjectNotFound:
+        return _unusable(listed, name, "it has gone since it was listed")
+    except CorruptDataError as error:
+        return _unusable(listed, name, f"it is damaged: {error.message}")
+    return _segment(listed, name, index, crc32c=index.crc32c, times=times, has_index=True)
+
+
+async def _index(store: ObjectStore, listed: ListedSegment, name: DataKey) -> SegmentIndex | None:
+    """Return the index, if it is there and is that of the data object by all that is known."""
+    if listed.index_size_bytes is None:
+        return None
+    try:
+        data = await read_object(store, f"{listed.key}.index", size_bytes=listed.index_size_bytes)
+        index = decode_sidecar(data)
+    except (ObjectNotFound, CorruptDataError):
+        return None
+    is_its_own = (index.base_offset, index.last_offset, index.size_bytes) == (
+        name.base_offset,
+        name.last_offset,
+        name.size_bytes,
+    )
+    return index if is_its_own and name.index_crc32c in {NO_CRC, crc32c(data)} else None
+
+
+async def _scanned(
+    store: ObjectStore, listed: ListedSegment, name: DataKey, index: SegmentIndex | None
+) -> StoredSegment | Unusable:
+    found = await scan_object(
+        store,
+        listed.key,
+        base_offset=name.base_offset,
+        next_offset=name.last_offset + 1,
+        size_bytes=name.size_bytes,
+        index=index,
+    )
+    scan = found.scan
+    if scan is None:
+        fault = found.seen.content_fault or "it is shorter than it should be"
+        return _unusable(listed, name, f"it is damaged: {fault}")
+    if index is not None and index.crc32c != scan.crc32c:
+        return _unusable(listed, name, "it is damaged: it has another checksum than its index says")
+    times = (scan.base_timestamp_ms, scan.max_timestamp_ms)
+    has_index = index is not None
+    return _segment(listed, name, index or scan, crc32c=scan.crc32c, times=times, has_index=has_index)
+
+
+async def _times(store: ObjectStore, key: str, index: SegmentIndex) -> tuple[int, int]:
+    """
+    Return the first batch's smallest timestamp and the segment's largest, from its ends.
+
+    Raises:
+        CorruptDataError: A batch there is wrong.
+        ObjectNotFound: It has gone.
+    """
+    if not index.entries:
+        return NO_TIMESTAMP, NO_TIMESTAMP
+    last = index.entries[-1]
+    size_bytes = index.size_bytes - last.position
+    tail = await read_object(store, key, size_bytes=size_bytes, position=last.position)
+    scanner = SegmentScanner(last.offset, index.last_offset + 1, source=key)
+    left_bytes = len(tail) - scanner.feed(memoryview(tail))
+    scan = scanner.finish(left_bytes)
+    max_timestamp_ms = max(last.max_timestamp_ms, scan.max_timestamp_ms)
+    first = tail if not last.position else await store.get_range(key, position=0, size_bytes=HEADER_BYTES)
+    base_timestamp_ms = _base_timestamp_ms(parse_header(first))
+    return scan.base_timestamp_ms if base_timestamp_ms is None else base_timestamp_ms, max_timestamp_ms
+
+
+def _base_timestamp_ms(header: BatchHeader) -> int | None:
+    """Return the smallest time of a batch; None where it has none. As `SegmentScanner` takes it."""
+    time_ms = header.base_timestamp_ms
+    if header.timestamp_type == LOG_APPEND_TIME:
+        time_ms = header.max_timestamp_ms
+    elif header.has_delete_horizon:
+        time_ms = min(time_ms, header.max_timestamp_ms)
+    return time_ms if header.record_count and time_ms > NO_TIMESTAMP else None
+
+
+def _segment(
+    listed: ListedSegment,
+    name: DataKey,
+    told: SegmentIndex | SegmentScan,
+    *,
+    crc32c: int,
+    times: tuple[int, int],
+    has_index: bool,
+) -> StoredSegment:
+    return StoredSegment(
+        RemoteSegment(
+            base_offset=name.base_offset,
+            last_offset=name.last_offset,
+            size_bytes=name.size_bytes,
+            crc32c=crc32c,
+            base_timestamp_ms=times[0],
+            max_timestamp_ms=times[1],
+            leader_epoch=name.leader_epoch,
+            writer_id=name.writer_id,
+            uploaded_at_ms=listed.modified_ms,
+            index_size_bytes=(listed.index_size_bytes or 0) if has_index else 0,
+            index_crc32c=name.index_crc32c,
+        ),
+        epochs=told.epochs,
+        aborted=told.aborted,
+        has_index=has_index,
+    )
+
+
+def _unusable(listed: ListedSegment, name: DataKey, reason: str) -> Unusable:
+    return Unusable(listed.key, name.base_offset, name.last_offset, reason)

@@ -1,0 +1,158 @@
+"""
+A data object read whole: every batch checked, and what an index of it would have to say.
+
+The next bytes are fetched while the last ones are checked, and nothing is copied but the one batch that
+lies over the end of a fetch. One byte more than there should be is asked for: so a longer object shows
+itself without a request of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import data_key
+from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.policies.scrub import Seen
+from tieringd.storage.blocking import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from tieringd.formats.segment_scan import SegmentScan
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment, SegmentIndex
+    from tieringd.storage.base import ObjectStore
+
+SCAN_BYTES = 4 << 20
+"""What is fetched at once: large enough for a store far away, small enough to stay near the processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataScan:
+    """What reading a data object whole found."""
+
+    seen: Seen
+    scan: SegmentScan | None
+    """Of its batches; None unless the object is just what was expected."""
+    requests: int
+    read_bytes: int
+
+
+async def scan_data(
+    store: ObjectStore, partition: TopicIdPartition, segment: RemoteSegment, *, index: SegmentIndex | None
+) -> DataScan:
+    """
+    Read the data object of *segment* whole.
+
+    *index* is its index, where there is one: a merged segment's entries are its parts', and are looked for.
+
+    Raises:
+        StorageUnavailable: The store does not answer; nothing is known.
+    """
+    found = await scan_object(
+        store,
+        data_key(partition, segment),
+        base_offset=segment.base_offset,
+        next_offset=segment.next_offset,
+        size_bytes=segment.size_bytes,
+        index=index,
+    )
+    is_right = found.scan is not None and found.scan.crc32c == segment.crc32c
+    return found if is_right else DataScan(found.seen, None, found.requests, found.read_bytes)
+
+
+async def scan_object(
+    store: ObjectStore,
+    key: str,
+    *,
+    base_offset: int,
+    next_offset: int,
+    size_bytes: int,
+    index: SegmentIndex | None = None,
+) -> DataScan:
+    """
+    Read an object that should have *size_bytes* bytes of batches, with offsets up to *next_offset*.
+
+    Raises:
+        StorageUnavailable: The store does not answer; nothing is known.
+    """
+    scanner = SegmentScanner(
+        base_offset,
+        next_offset,
+        index_positions=[entry.position for entry in index.entries] if index else (),
+        source=key,
+    )
+    held, fault, requests, read_bytes = b"", "", 0, 0
+    try:
+        async with aclosing(_chunks(store, key, size_bytes + 1)) as chunks:
+            async for chunk in chunks:
+                requests += 1
+                read_bytes += len(chunk)
+                held = await in_thread(_fed, scanner, held, chunk)
+        if read_bytes == size_bytes:
+            scan = scanner.finish(len(held))
+            return DataScan(Seen(read_bytes, scan.crc32c), scan, requests, read_bytes)
+        actual_bytes = read_bytes
+    except ObjectNotFound:
+        return DataScan(Seen(None), None, requests + 1, read_bytes)
+    except CorruptDataError as error:
+        fault = _in_words(error)
+        actual_bytes = size_bytes + 1
+    if actual_bytes > size_bytes:
+        # How many bytes there are has not been seen.
+        requests += 1
+        try:
+            actual_bytes = (await store.head(key)).size_bytes
+        except ObjectNotFound:
+            return DataScan(Seen(None), None, requests, read_bytes)
+    return DataScan(Seen(actual_bytes, content_fault=fault), None, requests, read_bytes)
+
+
+async def _chunks(store: ObjectStore, key: str, end: int) -> AsyncGenerator[bytes]:
+    """Yield an object's bytes up to *end*, or to its own end; one fetch ahead of the caller."""
+
+    def fetch(position: int) -> asyncio.Task[bytes]:
+        size_bytes = min(SCAN_BYTES, end - position)
+        return asyncio.get_running_loop().create_task(
+            store.get_range(key, position=position, size_bytes=size_bytes)
+        )
+
+    position = 0
+    ahead: asyncio.Task[bytes] | None = fetch(0)
+    try:
+        while ahead is not None:
+            chunk = await ahead
+            is_last = len(chunk) < min(SCAN_BYTES, end - position)
+            position += len(chunk)
+            ahead = None if is_last or position >= end else fetch(position)
+            yield chunk
+    finally:
+        if ahead is not None:
+            ahead.cancel()
+            await asyncio.gather(ahead, return_exceptions=True)
+
+
+def _fed(scanner: SegmentScanner, held: bytes, chunk: bytes) -> bytes:
+    """Give the scanner what was *held* back and then *chunk*; return what is held back now. Blocks."""
+    view = memoryview(chunk)
+    while held and view:
+        missing = max(1, scanner.wanted_bytes - len(held))
+        held += view[:missing]
+        view = view[missing:]
+        held = held[scanner.feed(memoryview(held)) :]
+    if held:
+        return held
+    return bytes(view[scanner.feed(view) :])
+
+
+def _in_words(error: CorruptDataError) -> str:
+    places = [
+        f"{name} {value}"
+        for name, value in (("byte", error.position), ("offset", error.offset))
+        if value is not None
+    ]
+    return f"{error.message}, at {', '.join(places)}" if places else error.message

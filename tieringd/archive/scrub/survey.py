@@ -1,0 +1,146 @@
+"""
+A whole bucket looked at by its manifests and its listing, before anybody reads a segment.
+
+It tells which partitions there are and what they hold, what is wrong with manifests, and which objects
+nobody names. Archives change meanwhile: what is wrong is looked at twice, and objects are judged by
+manifests that were read after they were listed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch
+from tieringd.archive.scrub.owners import Owners
+from tieringd.archive.scrub.topics import ScrubbedTopics
+from tieringd.storage.at_once import at_once
+from tieringd.storage.blocking import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.scrub import Finding
+    from tieringd.policies.scrub_orphans import Orphan, Owner
+    from tieringd.storage.base import ObjectStore
+
+PARTITIONS_AT_ONCE: Final = 16
+PREFIXES: Final = tuple("0123456789abcdef")
+"""All objects of partitions have keys that begin with one of these: each is listed by itself."""
+
+
+@dataclass(slots=True)
+class Survey:
+    """What one look at a bucket found."""
+
+    owners: list[Owner] = field(default_factory=list)
+    """One for each partition, whatever is known of it; in no order."""
+    findings: list[Finding] = field(default_factory=list)
+    """Of manifests, each once."""
+    orphans: list[Orphan] = field(default_factory=list)
+    uncertain: dict[TopicIdPartition, str] = field(default_factory=dict)
+    """Partitions whose objects nobody may judge, and why."""
+    listed_objects: int = 0
+
+    def add(self, findings: Iterable[Finding]) -> None:
+        """Take in what was found."""
+        known = set(self.findings)
+        self.findings += [one for one in dict.fromkeys(findings) if one not in known]
+
+
+class Surveyor:
+    """Look at one bucket, or at those of its topics whose names are wanted. Reads only."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: ManifestStore,
+        *,
+        is_wanted: Callable[[str], bool],
+        grace_ms: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Take the parts; an object that is younger than *grace_ms* is no orphan."""
+        self._owners = Owners(store, manifests)
+        self._topics = ScrubbedTopics(store, manifests, is_wanted=is_wanted)
+        self._search = OrphanSearch(store, manifests, grace_ms=grace_ms, now_ms=now_ms)
+        self._is_wanted = is_wanted
+
+    async def survey(self, *, with_orphans: bool) -> Survey:
+        """
+        Return what the bucket holds and what is wrong with its manifests.
+
+        With *with_orphans* the whole bucket is listed. That also shows partitions that no topic manifest
+        leads to.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
+        survey = Survey()
+        of_topics: list[Finding] = []
+        known = [one async for one in self._topics.partitions(of_topics)]
+        survey.add(of_topics)
+        await self._look_at(survey, known)
+        if with_orphans:
+            found = await self._list(survey)
+            others = [one for one in dict.fromkeys(found) if one not in set(known)]
+            await self._look_at(survey, [one for one in others if not await self._topics.is_leaving(one)])
+        survey.findings = list(await self.standing(survey.findings))
+        return survey
+
+    async def standing(self, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+        """
+        Return *findings* but for those of partitions whose topic is being purged by now.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
+        wanted = tuple(findings)
+        partitions = list({one.partition for one in wanted if one.partition is not None})
+        answers = await at_once(partitions, self._topics.is_leaving, count=PARTITIONS_AT_ONCE)
+        leaving = {one for one, is_leaving in zip(partitions, answers, strict=True) if is_leaving}
+        return tuple(one for one in wanted if one.partition not in leaving)
+
+    async def _look_at(self, survey: Survey, partitions: list[TopicIdPartition]) -> None:
+        owners = await at_once(partitions, self._owner, count=PARTITIONS_AT_ONCE)
+        survey.owners += owners
+        survey.add(finding for owner in owners for finding in owner.findings)
+
+    async def _owner(self, partition: TopicIdPartition) -> Owner:
+        """Return what is known of a partition; what is wrong only where two looks agree."""
+        first = await self._owners.owner(partition)
+        if not first.findings:
+            return first
+        second = await self._owners.owner(partition)
+        return replace(second, findings=tuple(one for one in second.findings if one in first.findings))
+
+    async def _list(self, survey: Survey) -> list[TopicIdPartition]:
+        """List the bucket and judge what is there; return the partitions that have a manifest."""
+        named = NamedObjects()
+        for owner in survey.owners:
+            await in_thread(named.add, owner)
+        await in_thread(named.seal)
+        found: list[TopicIdPartition] = []
+
+        async def list_prefix(prefix: str) -> None:
+            start_after: str | None = None
+            while True:
+                page = await self._search.page(
+                    named,
+                    start_after=start_after,
+                    is_ours=lambda partition: self._is_wanted(partition.topic),
+                    prefix=prefix,
+                )
+                survey.listed_objects += page.objects
+                survey.add(page.findings)
+                survey.orphans += page.orphans
+                survey.uncertain |= page.uncertain
+                found.extend(page.partitions)
+                start_after = page.next_start_after
+                if start_after is None:
+                    return
+
+        await at_once(PREFIXES, list_prefix, count=len(PREFIXES))
+        return found

@@ -1,0 +1,236 @@
+"""
+Storing neighbouring segments once more, as one and without some of their records.
+
+What goes is for a `Cut` to say, batch by batch. What comes in is checked: each batch's checksum, and that of
+each whole object. What goes out is looked at as an upload is, and indexed by that. The objects are stored,
+data first, and no manifest is touched: until a swap names them they are nothing.
+
+Memory is bounded by two runs of batches. The new segment waits in a file without a name: a killed process
+leaves nothing of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import aclosing
+from dataclasses import replace
+from typing import IO, TYPE_CHECKING, Protocol
+
+from crc32c import crc32c
+
+from tieringd.archive.archive_reader import checked_batches, require_checksum
+from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.segment_swap import Successor
+from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.index_merge import IndexedSegment, merged_index
+from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.formats.sidecar import encode_sidecar
+from tieringd.model.segment import BrokerIndexes, SegmentIndex
+from tieringd.policies.rewriting import rewritten_segment
+from tieringd.storage.base import FileSlice
+from tieringd.storage.blocking import in_thread, in_thread_or
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tieringd.archive.archive_reader import ArchiveReader, Batch
+    from tieringd.formats.segment_scan import SegmentScan
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.storage.base import ObjectStore
+
+
+class Cut(Protocol):
+    """Who says what is left of segments. It is used once, for neighbours in their order."""
+
+    removed_records: int
+    """How many it has taken out so far."""
+    keeps_aborted: bool
+    """Whether records of aborted transactions may be left: then readers have to know of these."""
+
+    def begin(self, index: SegmentIndex) -> None:
+        """Take the index of the segment whose batches come next."""
+        ...
+
+    def left_of(self, batch: Batch) -> bytes | memoryview | None:
+        """Return what is left of a batch: the same, another, or None for nothing. Runs in a thread."""
+        ...
+
+
+class SegmentRewriter:
+    """Rewrite segments of one bucket. Keeps no state but its name; it may be cancelled at any await."""
+
+    def __init__(
+        self, store: ObjectStore, reader: ArchiveReader, *, writer_id: str, work_directory: Path
+    ) -> None:
+        """Take the parts; *writer_id* is nobody else's, and begins with the prefix of rewriters."""
+        self._store = store
+        self._reader = reader
+        self._indexes = SegmentIndexes(store)
+        self._writer_id = writer_id
+        self._directory = work_directory
+
+    async def removes_any(self, partition: TopicIdPartition, segment: RemoteSegment, cut: Cut) -> bool:
+        """
+        Say whether *cut* takes anything out of *segment*; no more of that is read than it takes to know.
+
+        Raises:
+            ObjectNotFound: It is gone.
+            CorruptDataError: It is damaged.
+        """
+        cut.begin(await self._indexes.index_of(partition, segment))
+        source = _Source(partition, segment, cut)
+        async with aclosing(self._reader.runs(source.key, 0, segment.size_bytes)) as runs:
+            async for run, position in runs:
+                if await in_thread(source.removes_any, run, position):
+                    return True
+        source.require_whole()
+        return False
+
+    async def rewrite(
+        self, partition: TopicIdPartition, parts: tuple[RemoteSegment, ...], cut: Cut
+    ) -> Successor:
+        """
+        Store what *cut* leaves of *parts*, which are neighbours, as one segment.
+
+        Raises:
+            ObjectNotFound: One is gone.
+            CorruptDataError: One is damaged.
+            LocalFileError: The work directory does not take the bytes.
+        """
+        try:
+            file = await in_thread_or(_close, self._opened)
+        except OSError as error:
+            raise self._refused(error) from error
+        try:
+            target = _Target(SegmentScanner(parts[0].base_offset, parts[-1].next_offset), file)
+            indexes = []
+            for part in parts:
+                index = await self._indexes.index_of(partition, part)
+                indexes.append(IndexedSegment(part, index))
+                cut.begin(index)
+                await self._copy(_Source(partition, part, cut), target)
+            scan = await in_thread(target.finish)
+            index = _index_of(indexes, scan, keeps_aborted=cut.keeps_aborted)
+            sidecar = encode_sidecar(index)
+            segment = rewritten_segment(
+                parts,
+                scan,
+                sidecar_bytes=len(sidecar),
+                sidecar_crc32c=crc32c(sidecar),
+                writer_id=self._writer_id,
+            )
+            body = FileSlice(file.fileno(), 0, scan.size_bytes) if scan.size_bytes else b""
+            await self._store.put(data_key(partition, segment), body, crc32c=scan.crc32c)
+            await self._store.put(index_key(partition, segment), sidecar, crc32c=segment.index_crc32c)
+        except OSError as error:
+            raise self._refused(error) from error
+        finally:
+            await in_thread(file.close)
+        return Successor(parts, segment, cut.removed_records)
+
+    async def _copy(self, source: _Source, target: _Target) -> None:
+        async with aclosing(self._reader.runs(source.key, 0, source.segment.size_bytes)) as runs:
+            async for run, position in runs:
+                await in_thread(target.take, source, run, position)
+        source.require_whole()
+
+    def _opened(self) -> IO[bytes]:
+        return tempfile.TemporaryFile(dir=self._directory)
+
+    def _refused(self, error: OSError) -> LocalFileError:
+        return LocalFileError(
+            f"segments cannot be rewritten by way of {self._directory}: {error.strerror or error}",
+            path=str(self._directory),
+            hint="Make room there, or set TMPDIR to a disk that has some",
+        )
+
+
+class _Source:
+    """A segment that is read: its batches go by the cut, and its checksum is kept. Methods block."""
+
+    def __init__(self, partition: TopicIdPartition, segment: RemoteSegment, cut: Cut) -> None:
+        self.key = data_key(partition, segment)
+        self.segment = segment
+        self._cut = cut
+        self._checksum = 0
+
+    def left_of(self, run: memoryview, position: int) -> bytearray:
+        """Return what is left of a run of batches."""
+        self._checksum = crc32c(run, self._checksum)
+        left = bytearray()
+        for batch in checked_batches(run, position, self.key):
+            left += self._left_of(batch) or b""
+        return left
+
+    def removes_any(self, run: memoryview, position: int) -> bool:
+        """Say whether anything is taken out of a run."""
+        self._checksum = crc32c(run, self._checksum)
+        for batch in checked_batches(run, position, self.key):
+            self._left_of(batch)
+            if self._cut.removed_records:
+                return True
+        return False
+
+    def require_whole(self) -> None:
+        """See that it was read as it was stored."""
+        require_checksum(self.segment, self._checksum, self.key)
+
+    def _left_of(self, batch: Batch) -> bytes | memoryview | None:
+        try:
+            return self._cut.left_of(batch)
+        except CorruptDataError as error:
+            raise CorruptDataError(
+                error.message, source=self.key, position=batch.position, offset=batch.header.base_offset
+            ) from error
+
+
+class _Target:
+    """The segment in the making. Methods block."""
+
+    def __init__(self, scanner: SegmentScanner, file: IO[bytes]) -> None:
+        self._scanner = scanner
+        self._file = file
+
+    def take(self, source: _Source, run: memoryview, position: int) -> None:
+        """Write what is left of a run."""
+        left = source.left_of(run, position)
+        if left:
+            scanned = self._scanner.feed(memoryview(left))
+            assert scanned == len(left), "whole batches are left of whole batches"
+            self._file.write(left)
+
+    def finish(self) -> SegmentScan:
+        """Return what was written."""
+        self._file.flush()
+        return self._scanner.finish()
+
+
+def _index_of(parts: list[IndexedSegment], scan: SegmentScan, *, keeps_aborted: bool) -> SegmentIndex:
+    """
+    Return the index of what is left.
+
+    The broker's own positions no longer hold; the state of its producers at the end does. Its list of
+    aborted transactions does as well, where there may be records of them.
+    """
+    before = merged_index(parts)
+    broker = BrokerIndexes(producer_snapshot=before.broker.producer_snapshot)
+    if keeps_aborted:
+        broker = replace(broker, transaction_index=before.broker.transaction_index)
+    return SegmentIndex(
+        base_offset=before.base_offset,
+        last_offset=before.last_offset,
+        size_bytes=scan.size_bytes,
+        crc32c=scan.crc32c,
+        record_count=scan.record_count,
+        batch_count=scan.batch_count,
+        epochs=scan.epochs,
+        aborted=before.aborted if keeps_aborted else (),
+        entries=scan.entries,
+        broker=broker,
+    )
+
+
+def _close(file: IO[bytes]) -> None:
+    file.close()

@@ -1,0 +1,315 @@
+"""
+Which of a partition's stored segments make up its archive, where no manifest says so any more.
+
+Several objects may hold the same offsets: merged segments and their parts, compacted segments and what
+they came from, what a crash left behind, and what a deposed leader stored. They are chosen by these rules,
+in this order.
+
+1. A segment is off the lineage where another one, of a newer leader, shows that it cannot be right: it was
+   stored by a leader who knew of no newer epoch than x, and it has offsets at or past the first one that
+   was written under an epoch after x. Only who is on the lineage may say so, the newest first.
+2. Of the rest, what a job has put others in the place of is out, and what a job that died has left is out
+   where anything else has its offsets (`standing_rewritings`).
+3. Of the rest, those that together hold most offsets, without an overlap; of several such choices the one
+   of fewest segments, so merged ones rather than their parts; then the one of the newer leader epochs;
+   then the one that was stored later, so compacted ones rather than what they came from.
+4. Where the epochs of two neighbours in that choice go back, the one that the older leader stored is left
+   out, and the choice is made anew.
+
+Offsets between two chosen segments that no object holds are holes: they become recorded gaps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from operator import attrgetter
+from typing import TYPE_CHECKING, TypeAlias
+
+from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.rewriting import SegmentIdentity
+from tieringd.model.segment import CrossingTransaction
+from tieringd.policies.epoch_history import epoch_at
+from tieringd.policies.standing_rewritings import Candidate, standing_rewritings
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import AbortedTransaction, EpochStart, RemoteSegment
+    from tieringd.policies.standing_rewritings import RecordedRewriting
+
+OFF_LINEAGE = "a newer leader wrote other records at its offsets"
+NOT_CHOSEN = "other objects hold its offsets"
+EPOCHS_GO_BACK = "its leader epochs do not follow those of the segments beside it"
+EXPIRED = "it lies before the archive's start"
+SUPERSEDED = "a job has put other objects in its place"
+UNFINISHED = "a job that took records out has stored it, and no record says that it stored all"
+
+_Worth: TypeAlias = tuple[int, int, int, int]
+_NOTHING: _Worth = (0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSegment:
+    """A data object that is as its name says, and what its index tells."""
+
+    segment: RemoteSegment
+    """With the time at which it was stored for that of its upload."""
+    epochs: tuple[EpochStart, ...]
+    """The leader epochs of the batches inside."""
+    aborted: tuple[AbortedTransaction, ...] = ()
+    has_index: bool = True
+    """Whether its index is there, and sound."""
+
+    @property
+    def identity(self) -> SegmentIdentity:
+        """Return what its name says of it."""
+        return SegmentIdentity.of(self.segment)
+
+    @property
+    def known_epoch(self) -> int:
+        """Return the newest leader epoch that whoever stored it knew of."""
+        return max([self.segment.leader_epoch, *(epoch for epoch, _ in self.epochs[-1:])])
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPlan:
+    """What a rebuilt manifest is made of."""
+
+    chosen: tuple[StoredSegment, ...]
+    """Ascending."""
+    left_out: tuple[tuple[StoredSegment, str], ...]
+    """And why."""
+    holes: tuple[tuple[int, int], ...]
+    """First and last offsets between chosen segments that no chosen one holds."""
+    unfinished: tuple[StoredSegment, ...] = ()
+    """Those of the chosen ones that a job left which may have died half way, as nothing else is there."""
+
+
+def plan_rebuild(
+    stored: Collection[StoredSegment],
+    *,
+    start_offset: int = 0,
+    recorded: Sequence[RecordedRewriting] = (),
+) -> RebuildPlan:
+    """
+    Choose the segments that make up the archive from *start_offset* on.
+
+    Jobs have *recorded* which of them they rewrote.
+    """
+    on_lineage, off, epoch_starts = _by_lineage(stored)
+    left_out = [(one, OFF_LINEAGE) for one in off]
+    sound: list[StoredSegment] = []
+    for one in on_lineage:
+        if one.segment.last_offset < start_offset:
+            left_out.append((one, EXPIRED))
+        else:
+            sound.append(one)
+    standing = standing_rewritings(
+        recorded,
+        {one.identity for one in stored},
+        [Candidate(one.identity, one.segment.uploaded_at_ms) for one in sound],
+        epoch_starts,
+    )
+    left_out += [(one, SUPERSEDED) for one in sound if one.identity in standing.superseded]
+    sound = [one for one in sound if one.identity not in standing.superseded]
+    left = [one for one in sound if one.segment.is_rewritten and one.identity not in standing.named]
+    others = {id(one) for one in left}
+    chosen, wrong = _settled(one for one in sound if id(one) not in others)
+    if left:
+        chosen, more = _settled([*chosen, *(one for one in left if not _is_held(one, chosen))])
+        wrong += more
+    left_out += [(one, EPOCHS_GO_BACK) for one in wrong]
+    used = {id(one) for one in (*chosen, *wrong)}
+    left_out += [
+        (one, UNFINISHED if id(one) in others else NOT_CHOSEN) for one in sound if id(one) not in used
+    ]
+    holes = tuple(
+        (before.segment.next_offset, after.segment.base_offset - 1)
+        for before, after in pairwise(chosen)
+        if before.segment.next_offset < after.segment.base_offset
+    )
+    unfinished = tuple(one for one in chosen if id(one) in others)
+    return RebuildPlan(tuple(chosen), tuple(left_out), holes, unfinished)
+
+
+def kept_from(known: PartitionManifest | None) -> int:
+    """Return the first offset that may be in the archive, by what is *known* of a manifest of it."""
+    # One that began anew after another was lost begins where the broker's log did then, and says no more.
+    return known.start_offset if known is not None and known.expired_at_ms is not None else 0
+
+
+def rebuilt_manifest(
+    partition: TopicIdPartition,
+    plan: RebuildPlan,
+    *,
+    gap_reason: str,
+    now_ms: int,
+    known: PartitionManifest | None = None,
+) -> PartitionManifest:
+    """
+    Return the manifest of the chosen segments, of which there is at least one.
+
+    What is *known* of a manifest that it takes the place of goes on: where the archive begins and ends, why
+    offsets are missing, and what only the daemon can know. All that is archived counts as trimmed by
+    ourselves: whoever cut the local log meanwhile, the archive is not to follow.
+    """
+    segments = [one.segment for one in plan.chosen]
+    epochs = [epoch for one in plan.chosen for epoch in one.epochs]
+    holes = dict(plan.holes)
+    reasons = {(gap.base_offset, gap.last_offset): gap for gap in known.gaps} if known else {}
+    manifest = PartitionManifest.begin(partition, start_offset=segments[0].base_offset, now_ms=now_ms)
+    run: list[RemoteSegment] = []
+    for segment in segments:
+        run.append(segment)
+        last_missing = holes.get(segment.next_offset)
+        if last_missing is not None:
+            gap = Gap(segment.next_offset, last_missing, gap_reason, now_ms)
+            known_gap = reasons.get((gap.base_offset, gap.last_offset))
+            manifest = manifest.appended(run).with_gap(known_gap or gap)
+            run = []
+    manifest = manifest.appended(run, epochs, _crossing(plan, epochs))
+    if known is not None:
+        manifest = _gone_on(manifest, known, gap_reason=gap_reason, now_ms=now_ms)
+    return replace(manifest, trimmed_offset=manifest.next_offset)
+
+
+def _gone_on(
+    manifest: PartitionManifest, known: PartitionManifest, *, gap_reason: str, now_ms: int
+) -> PartitionManifest:
+    if manifest.next_offset < known.next_offset:
+        # Uploads go on from where they were: what was said to be archived cannot be taken back.
+        end = known.gaps[-1] if known.gaps else None
+        gap = Gap(manifest.next_offset, known.next_offset - 1, gap_reason, now_ms)
+        is_same = end is not None and (end.base_offset, end.last_offset) == (gap.base_offset, gap.last_offset)
+        manifest = manifest.with_gap(end if end is not None and is_same else gap)
+    return replace(
+        manifest,
+        start_offset=max(manifest.start_offset, kept_from(known)),
+        began_at_ms=known.began_at_ms,
+        replacements=known.replacements,
+        translation=known.translation,
+        allowed_local_start_offset=known.allowed_local_start_offset,
+        expired_at_ms=known.expired_at_ms,
+    )
+
+
+def _by_lineage(
+    stored: Iterable[StoredSegment],
+) -> tuple[list[StoredSegment], list[StoredSegment], dict[int, int]]:
+    """
+    Return those that are on the lineage, as far as that can be told, and those that are not.
+
+    With them go the first offsets of leader epochs.
+    """
+    starts: dict[int, int] = {}
+    on: list[StoredSegment] = []
+    off: list[StoredSegment] = []
+    newest_first = sorted(stored, key=attrgetter("known_epoch"), reverse=True)
+    for known_epoch, group in groupby(newest_first, key=attrgetter("known_epoch")):
+        end = min((start for epoch, start in starts.items() if epoch > known_epoch), default=None)
+        for one in list(group):
+            if end is not None and one.segment.last_offset >= end:
+                off.append(one)
+                continue
+            on.append(one)
+            for epoch, start in one.epochs:
+                starts[epoch] = min(start, starts.get(epoch, start))
+    return on, off, starts
+
+
+def _settled(stored: Iterable[StoredSegment]) -> tuple[list[StoredSegment], list[StoredSegment]]:
+    """Return the best choice in which epochs do not go back, and those that were left out for that."""
+    sound, wrong = list(stored), list[StoredSegment]()
+    while True:
+        chosen = _choose(sound)
+        first = _first_wrong(chosen)
+        if first is None:
+            return chosen, wrong
+        sound.remove(first)
+        wrong.append(first)
+
+
+def _is_held(one: StoredSegment, chosen: Sequence[StoredSegment]) -> bool:
+    """Say whether any of a segment's offsets are in *chosen*, which ascend."""
+    row = bisect_left(chosen, one.segment.base_offset, key=attrgetter("segment.last_offset"))
+    return row < len(chosen) and chosen[row].segment.base_offset <= one.segment.last_offset
+
+
+def _choose(stored: Sequence[StoredSegment]) -> list[StoredSegment]:
+    """Return the best choice without an overlap, ascending."""
+    ordered = sorted(stored, key=_order)
+    ends = [one.segment.last_offset for one in ordered]
+    worths: list[_Worth] = [_NOTHING]
+    """The best of the first so many."""
+    before: list[int | None] = [None]
+    """How many of the first ones a choice that ends with this one goes on from; None without it."""
+    for count, one in enumerate(ordered):
+        follows = bisect_right(ends, one.segment.base_offset - 1)
+        worth = _sum(worths[follows], _worth(one))
+        is_better = worth > worths[count]
+        worths.append(worth if is_better else worths[count])
+        before.append(follows if is_better else None)
+    chosen: list[StoredSegment] = []
+    count = len(ordered)
+    while count:
+        follows_or_none = before[count]
+        if follows_or_none is None:
+            count -= 1
+            continue
+        chosen.append(ordered[count - 1])
+        count = follows_or_none
+    return chosen[::-1]
+
+
+def _order(one: StoredSegment) -> tuple[int, int, int, str, int]:
+    """Return what segments are ordered by; no two objects have the same."""
+    segment = one.segment
+    return (
+        segment.last_offset,
+        segment.base_offset,
+        segment.leader_epoch,
+        segment.writer_id,
+        segment.index_crc32c,
+    )
+
+
+def _worth(one: StoredSegment) -> _Worth:
+    segment = one.segment
+    offsets = segment.next_offset - segment.base_offset
+    return offsets, -1, segment.leader_epoch, segment.uploaded_at_ms
+
+
+def _sum(one: _Worth, other: _Worth) -> _Worth:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2], one[3] + other[3]
+
+
+def _first_wrong(chosen: Iterable[StoredSegment]) -> StoredSegment | None:
+    """Return the segment to leave out where epochs go back; None where they do not."""
+    newest: StoredSegment | None = None
+    for one in chosen:
+        if not one.epochs:
+            continue
+        if newest is not None and one.epochs[0][0] < newest.epochs[-1][0]:
+            return min((one, newest), key=lambda each: each.segment.leader_epoch)
+        newest = one
+    return None
+
+
+def _crossing(plan: RebuildPlan, epochs: Sequence[EpochStart]) -> Iterable[CrossingTransaction]:
+    """
+    Yield the aborted transactions over the ends of segments whose markers are in the archive.
+
+    Of those that were committed no index tells.
+    """
+    ends = [one.segment.last_offset for one in plan.chosen]
+    for stored in plan.chosen:
+        for one in stored.aborted:
+            row = bisect_left(ends, one.last_offset)
+            is_stored = row < len(ends) and plan.chosen[row].segment.base_offset <= one.last_offset
+            if is_stored and one.first_offset <= stored.segment.last_offset < one.last_offset:
+                epoch = epoch_at(epochs, one.last_offset)
+                if epoch is not None:
+                    yield CrossingTransaction(one.producer_id, one.first_offset, one.last_offset, epoch)

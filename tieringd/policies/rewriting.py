@@ -1,0 +1,121 @@
+"""
+Which neighbouring segments are stored once more as one, after a job has taken records out of them.
+
+A run begins and ends with a segment that loses records. It is no larger than the target, by what is
+expected to be left. That takes records to be of one size, and those that stay may be the large ones: so
+segments are joined only where all of their bytes would fit into a file of a broker. And nothing is joined
+that may not be merged either: over the first offset of a leader epoch, a bound of what was replaced, or a
+gap (`policies.segment_merge`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
+from tieringd.policies.compacted_reupload import reuploaded_segment
+from tieringd.policies.segment_merge import FILE_BYTES_MAX, RUN_SEGMENTS_MAX, is_parted, joining_borders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tieringd.formats.segment_scan import SegmentScan
+    from tieringd.model.manifest import PartitionManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """A segment, and what is to be left of it."""
+
+    segment: RemoteSegment
+    records: int
+    """How many it has."""
+    kept: int
+    """How many of them stay."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Say whether it loses any."""
+        return self.kept < self.records
+
+    @property
+    def expected_bytes(self) -> int:
+        """Return about how large it will be: records are taken to be of one size."""
+        return self.segment.size_bytes * self.kept // self.records if self.records else 0
+
+
+def plan_rewrites(
+    manifest: PartitionManifest,
+    remainders: Iterable[Remainder],
+    *,
+    target_bytes: int,
+    joined_up_to: int | None = None,
+) -> tuple[tuple[Remainder, ...], ...]:
+    """
+    Return the runs of segments to be rewritten, ascending; each becomes one segment.
+
+    *remainders* are of segments of *manifest*, ascending. Those that stay as they are, and lie at no run's
+    inside, are in none. A segment that ends after *joined_up_to* is a run by itself.
+    """
+    borders = sorted(joining_borders(manifest))
+    runs: list[list[Remainder]] = [[]]
+    for one in remainders:
+        may_join = joined_up_to is None or one.segment.next_offset <= joined_up_to
+        if runs[-1] and not (may_join and _fits(runs[-1], one, borders, target_bytes)):
+            runs.append([])
+        # What stays as it is joins only what loses something before it.
+        if runs[-1] or one.is_changed:
+            runs[-1].append(one)
+    return tuple(trimmed for run in runs if (trimmed := _without_unchanged_end(run)))
+
+
+def rewritten_segment(
+    parts: Sequence[RemoteSegment],
+    scan: SegmentScan,
+    *,
+    sidecar_bytes: int,
+    sidecar_crc32c: int,
+    writer_id: str,
+) -> RemoteSegment:
+    """
+    Return the manifest's row of what was left of *parts*, which *scan* has seen.
+
+    It is of the newest epoch under which one of them was uploaded: a job has not compared them with any
+    leader's log. Retention counts its age as before.
+    """
+    row = RemoteSegment(
+        base_offset=parts[0].base_offset,
+        last_offset=parts[-1].last_offset,
+        size_bytes=scan.size_bytes,
+        crc32c=scan.crc32c,
+        base_timestamp_ms=scan.base_timestamp_ms,
+        max_timestamp_ms=scan.max_timestamp_ms,
+        leader_epoch=max(one.leader_epoch for one in parts),
+        writer_id=writer_id,
+        uploaded_at_ms=max(one.uploaded_at_ms for one in parts),
+        index_size_bytes=sidecar_bytes,
+        broker_timestamp_ms=NO_TIMESTAMP,
+        index_crc32c=sidecar_crc32c,
+    )
+    return reuploaded_segment(row, parts)
+
+
+def _fits(run: Sequence[Remainder], one: Remainder, borders: Sequence[int], target_bytes: int) -> bool:
+    """Say whether the run can have *one* as well."""
+    first, last, segment = run[0].segment, run[-1].segment, one.segment
+    return (
+        last.next_offset == segment.base_offset
+        and sum(each.segment.size_bytes for each in run) + segment.size_bytes <= FILE_BYTES_MAX
+        and sum(each.expected_bytes for each in run) + one.expected_bytes <= target_bytes
+        and len(run) < RUN_SEGMENTS_MAX
+        and segment.last_offset - first.base_offset <= FILE_BYTES_MAX
+        and not is_parted(borders, first.base_offset, segment.last_offset)
+    )
+
+
+def _without_unchanged_end(run: Sequence[Remainder]) -> tuple[Remainder, ...]:
+    end = len(run)
+    while end and not run[end - 1].is_changed:
+        end -= 1
+    return tuple(run[:end])

@@ -1,0 +1,276 @@
+"""
+Which rewritings stand, where no manifest says what became of them, and what they do away with.
+
+A job that takes records out of segments stores the new ones, then a record that names all of them, and then
+swaps them in. So where there is a record the swap may be taken for done: what it names holds all that the
+archive held there, but for what was to go. Everything else at these offsets is older, is made of what is
+older, or came too late to be named, unless it was made of the new segments in turn; other records tell that.
+Nothing of it may be chosen: it may hold what was erased. What a newer leader wrote at these offsets counts
+as ever: then the rewritten segment is off the lineage (`manifest_rebuild`).
+
+A rewriting does not stand where
+
+* a segment of it is not stored, nor what that was made into. Of a compaction all must be: a tombstone may
+  have gone from one segment, and what it hid be in another. Those that are missing at its beginning may have
+  expired;
+* a later one, or a later merge, was made of what it should have replaced: it never took place;
+* something was stored later at its offsets that is now all there is of others: so the archive went on
+  without it. A merge that was under way at the time may be either: one that the archive went on with, or one
+  that came too late. If it is all there is of offsets before all others these have rather expired.
+
+What was rewritten and is named by none that stands was left by a job that died. It is better than nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from dataclasses import dataclass
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Final
+
+from tieringd.model.rewriting import RewritingKind
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from tieringd.model.rewriting import Rewriting, SegmentIdentity
+
+UNDER_WAY_MS: Final = 3_600_000
+"""A merge is named that long after it was stored, at the most."""
+_LAST: Final = attrgetter("last_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRewriting:
+    """A rewriting of which a record is in the bucket."""
+
+    rewriting: Rewriting
+    stored_at_ms: int
+    """When the record was stored, by the store's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A stored segment that is on the lineage."""
+
+    identity: SegmentIdentity
+    stored_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StandingRewritings:
+    """What the rewritings that stand name, and what they do away with."""
+
+    named: frozenset[SegmentIdentity]
+    superseded: frozenset[SegmentIdentity]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unit:
+    """Segments that count together."""
+
+    segments: tuple[SegmentIdentity, ...]
+    """Those that no newer leader has cut back."""
+    kind: RewritingKind
+    stored_at_ms: int
+
+
+def standing_rewritings(
+    recorded: Sequence[RecordedRewriting],
+    stored: Collection[SegmentIdentity],
+    candidates: Sequence[Candidate],
+    epoch_starts: Mapping[int, int],
+) -> StandingRewritings:
+    """
+    Judge what is *recorded* of one partition, of which all of *stored* is there.
+
+    *candidates* are those that may be chosen; *epoch_starts* has the first offset of each leader epoch that
+    they tell of.
+    """
+    lines = _Lines(one.rewriting for one in recorded)
+    units = _units(recorded, epoch_starts)
+    passed_over = _passed_over(units, recorded, lines)
+    units = [unit for unit in units if unit not in passed_over and _is_there(unit, lines, stored)]
+    while True:
+        claims = _Claims(lines)
+        for unit in units:
+            claims.add(unit)
+        superseded = [one for one in candidates if claims.against(one.identity)]
+        overtaken = _overtaken(superseded, candidates, claims)
+        if not overtaken:
+            return StandingRewritings(claims.named(), frozenset(one.identity for one in superseded))
+        units = [unit for unit in units if unit not in overtaken]
+
+
+class _Lines:
+    """What was made of rewritten segments, and of that in turn."""
+
+    def __init__(self, rewritings: Iterable[Rewriting]) -> None:
+        self._made: defaultdict[SegmentIdentity, list[SegmentIdentity]] = defaultdict(list)
+        self._known: dict[SegmentIdentity, frozenset[SegmentIdentity]] = {}
+        for one in rewritings:
+            stored = sorted(one.stored, key=_LAST)
+            for part in one.replaced:
+                row = bisect_left(stored, part.base_offset, key=_LAST)
+                while row < len(stored) and stored[row].overlaps(part):
+                    self._made[part].append(stored[row])
+                    row += 1
+
+    def of(self, one: SegmentIdentity) -> frozenset[SegmentIdentity]:
+        """Return all that was made of a segment, and itself."""
+        found = self._known.get(one)
+        if found is None:
+            seen, todo = {one}, [one]
+            while todo:
+                new = [each for each in self._made.get(todo.pop(), ()) if each not in seen]
+                seen.update(new)
+                todo += new
+            found = self._known[one] = frozenset(seen)
+        return found
+
+    def are_related(self, one: SegmentIdentity, other: SegmentIdentity) -> bool:
+        """Say whether one of them was made of the other."""
+        return one in self.of(other) or other in self.of(one)
+
+
+class _Layers:
+    """Segments of units, found by their offsets. In each layer they ascend and do not overlap."""
+
+    def __init__(self) -> None:
+        self._layers: list[list[tuple[int, int, int, SegmentIdentity, _Unit]]] = []
+        self._count = 0
+
+    def add(self, unit: _Unit) -> None:
+        """Take the segments of a unit."""
+        for one in unit.segments:
+            layer = next((each for each in self._layers if not any(_within(each, one))), None)
+            if layer is None:
+                layer = []
+                self._layers.append(layer)
+            self._count += 1
+            insort(layer, (one.last_offset, one.base_offset, self._count, one, unit))
+
+    def over(self, one: SegmentIdentity) -> Iterator[tuple[SegmentIdentity, _Unit]]:
+        """Yield the segments that have offsets of *one*, and their units."""
+        for layer in self._layers:
+            yield from _within(layer, one)
+
+
+def _within(
+    layer: list[tuple[int, int, int, SegmentIdentity, _Unit]], one: SegmentIdentity
+) -> Iterator[tuple[SegmentIdentity, _Unit]]:
+    row = bisect_left(layer, one.base_offset, key=itemgetter(0))
+    while row < len(layer) and layer[row][1] <= one.last_offset:
+        yield layer[row][3:]
+        row += 1
+
+
+class _Claims:
+    """The offsets of the units that stand."""
+
+    def __init__(self, lines: _Lines) -> None:
+        self._lines = lines
+        self._units: list[_Unit] = []
+        self._layers = _Layers()
+
+    def add(self, unit: _Unit) -> None:
+        """Take a unit, unless it contradicts one that was taken before."""
+        found = ((one, claim) for one in unit.segments for claim, _ in self._layers.over(one))
+        if all(self._lines.are_related(one, claim) for one, claim in found):
+            self._units.append(unit)
+            self._layers.add(unit)
+
+    def against(self, one: SegmentIdentity) -> list[_Unit]:
+        """Return the units that do away with a segment."""
+        return [unit for claim, unit in self._layers.over(one) if one not in self._lines.of(claim)]
+
+    def named(self) -> frozenset[SegmentIdentity]:
+        """Return the segments of all units."""
+        return frozenset(one for unit in self._units for one in unit.segments)
+
+
+def _units(recorded: Iterable[RecordedRewriting], epoch_starts: Mapping[int, int]) -> list[_Unit]:
+    """Return what counts together, that which counts first before the rest."""
+    units: list[_Unit] = []
+    for one in recorded:
+        left = [each for each in one.rewriting.stored if not _is_cut(each, epoch_starts)]
+        left.sort(key=_LAST)
+        is_whole = one.rewriting.kind is RewritingKind.COMPACTED
+        groups = [tuple(left)] if is_whole else [(each,) for each in left]
+        units += [_Unit(group, one.rewriting.kind, one.stored_at_ms) for group in groups if group]
+    # Of a merge and a rewriting of the same segments the merge still holds what was to go.
+    return sorted(
+        units, key=lambda unit: (unit.kind is not RewritingKind.MERGED, unit.stored_at_ms), reverse=True
+    )
+
+
+def _is_cut(one: SegmentIdentity, epoch_starts: Mapping[int, int]) -> bool:
+    """Say whether a newer leader wrote other records at a segment's offsets."""
+    starts = (start for epoch, start in epoch_starts.items() if epoch > one.leader_epoch)
+    return min(starts, default=one.last_offset + 1) <= one.last_offset
+
+
+def _is_there(unit: _Unit, lines: _Lines, stored: Collection[SegmentIdentity]) -> bool:
+    """Say whether all of a unit is stored, or what was made of it; its beginning may have expired."""
+    there = [not lines.of(one).isdisjoint(stored) for one in unit.segments]
+    return True in there and all(there[there.index(True) :])
+
+
+def _passed_over(units: Iterable[_Unit], recorded: Iterable[RecordedRewriting], lines: _Lines) -> set[_Unit]:
+    """Return the units that never took place: later on something else was at their offsets."""
+    layers = _Layers()
+    for unit in units:
+        layers.add(unit)
+    found: set[_Unit] = set()
+    for one in recorded:
+        is_merge = one.rewriting.kind is RewritingKind.MERGED
+        # What was to be replaced was in the manifest then. A merge may have come too late itself.
+        for segments, after_ms in (
+            (one.rewriting.replaced, 0),
+            (one.rewriting.stored if is_merge else (), UNDER_WAY_MS),
+        ):
+            found.update(
+                unit
+                for each in segments
+                for segment, unit in layers.over(each)
+                if one.stored_at_ms > unit.stored_at_ms + after_ms and not lines.are_related(each, segment)
+            )
+    return found
+
+
+def _overtaken(
+    superseded: Iterable[Candidate], candidates: Iterable[Candidate], claims: _Claims
+) -> set[_Unit]:
+    """Return the units that never took place: something later holds offsets that would be lost with it."""
+    superseded = list(superseded)
+    gone = {one.identity for one in superseded}
+    held = _joined(one.identity for one in candidates if one.identity not in gone)
+    begin = held[0][0] if held else 0
+    found: set[_Unit] = set()
+    for one in superseded:
+        first, last = one.identity.base_offset, one.identity.last_offset
+        if _is_within(held, first, last):
+            continue
+        is_needed = not _is_within(held, max(first, begin), last)
+        for unit in claims.against(one.identity):
+            later_ms = one.stored_at_ms - unit.stored_at_ms
+            if later_ms > UNDER_WAY_MS or (is_needed and later_ms > -UNDER_WAY_MS):
+                found.add(unit)
+    return found
+
+
+def _is_within(spans: Sequence[tuple[int, int]], first: int, last: int) -> bool:
+    row = bisect_left(spans, last, key=itemgetter(1))
+    return first > last or (row < len(spans) and spans[row][0] <= first)
+
+
+def _joined(identities: Iterable[SegmentIdentity]) -> list[tuple[int, int]]:
+    """Return the first and last offsets of what segments hold without a hole."""
+    spans: list[tuple[int, int]] = []
+    for one in sorted(identities, key=attrgetter("base_offset")):
+        if spans and one.base_offset <= spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], one.last_offset))
+        else:
+            spans.append((one.base_offset, one.last_offset))
+    return spans
