@@ -20,6 +20,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
+from tieringd.spark.jobs.export.catalog_secrets import without_secrets
 from tieringd.spark.jobs.export.iceberg_layout import (
     SCHEMA,
     partition_spec,
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 STATE_PROPERTY: Final = "tieringd.export"
 """Of snapshots and of the table."""
+SEQUENCE_PROPERTY: Final = "tieringd.export-sequence-number"
+"""Of the table: that of the snapshot which the state of the table's property belongs to, or one before it."""
 
 
 class IcebergTable:
@@ -79,13 +82,16 @@ class IcebergTable:
         Return where the export stands in *table*.
 
         Raises:
-            ConfigError: It holds rows that no export of ours has put there.
+            ConfigError: It holds rows that no export of ours has put there, or was rolled back, and what
+                tells how far it was exported then has expired.
         """
         lineage = _lineage(table)
         if not lineage:
             return Standing(None, version=table)
-        in_snapshots = next(filter(None, map(_state_in, lineage)), None)
-        found = in_snapshots or table.properties.get(STATE_PROPERTY)
+        found = next(filter(None, map(_state_in, lineage)), None)
+        if found is None:
+            found = table.properties.get(STATE_PROPERTY)
+            self._require_not_rolled_back(table, lineage[-1])
         if found is None:
             raise ConfigError(
                 f"table {self.name} holds rows that no export of tieringd put there: what would be appended "
@@ -93,6 +99,21 @@ class IcebergTable:
                 hint="Export to a table of its own",
             )
         return Standing(parse_state(found, source=f"table {self.name}"), version=table)
+
+    def _require_not_rolled_back(self, table: Table, oldest: Snapshot) -> None:
+        """
+        Return when the snapshot of the table's state may be an ancestor of the *oldest* that is remembered.
+
+        Raises:
+            ConfigError: It was committed after that one.
+        """
+        exported_in = int(table.properties.get(SEQUENCE_PROPERTY, "0"))
+        if (oldest.sequence_number or 0) < exported_in:
+            raise ConfigError(
+                f"table {self.name} was rolled back to a snapshot before the last export, and the snapshots "
+                "that tell how far it was exported by then have expired",
+                hint="Roll it forward where that can be, or export to a new table",
+            )
 
     def commit(self, table: Table, state: ExportState, files: Sequence[DataFile]) -> bool:
         """
@@ -102,9 +123,11 @@ class IcebergTable:
             StorageUnavailable: It is not known to have taken effect, or others kept changing the table.
         """
         properties = {STATE_PROPERTY: state.as_json()}
+        # A commit that is repeated gets a later one: never is a table taken to be older than it is.
+        sequence_number = str(table.metadata.next_sequence_number())
         try:
             with _Watched(self, table, state).transaction() as transaction:
-                transaction.set_properties(properties)
+                transaction.set_properties({**properties, SEQUENCE_PROPERTY: sequence_number})
                 with transaction.update_snapshot(snapshot_properties=properties).merge_append() as append:
                     for file in files:
                         append.append_data_file(file)
@@ -123,7 +146,9 @@ class IcebergTable:
                 found = self._catalog.load_table(self._identifier)
             if not self.holds(found, state):
                 raise StorageUnavailable(
-                    f"the commit to table {self.name} failed: {error!r}", outcome_unknown=True
+                    f"the commit to table {self.name} failed: "
+                    f"{without_secrets(repr(error), self._catalog.properties)}",
+                    outcome_unknown=True,
                 ) from error
         return True
 
@@ -156,7 +181,8 @@ class IcebergTable:
             raise
         except Exception as error:
             raise StorageUnavailable(
-                f"the Iceberg catalogue {self._catalog.name} failed to {what} table {self.name}: {error!r}",
+                f"the Iceberg catalogue {self._catalog.name} failed to {what} table {self.name}: "
+                f"{without_secrets(repr(error), self._catalog.properties)}",
                 hint="Look at the catalogue's properties, and whether it can be reached",
             ) from error
 

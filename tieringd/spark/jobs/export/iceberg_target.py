@@ -28,8 +28,10 @@ from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
 from pyiceberg.table import TableProperties
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.types import BinaryType, StructType
+from pyiceberg.utils.config import Config as CatalogConfig
 
 from tieringd.errors import ConfigError, StorageUnavailable
+from tieringd.spark.jobs.export.catalog_secrets import without_secrets
 from tieringd.spark.jobs.export.iceberg_layout import (
     IcebergPartitioning,
     clipped_count,
@@ -95,8 +97,11 @@ class IcebergTarget:
             catalog = load_catalog(self.catalog, **self.properties)
         # Each kind of catalogue has its own errors, and imports a package of its own.
         except Exception as error:
+            configured = CatalogConfig().get_catalog_config(self.catalog) or {}
+            properties = {**configured, **self.properties}
             raise ConfigError(
-                f"the Iceberg catalogue {self.catalog} cannot be opened: {error}",
+                f"the Iceberg catalogue {self.catalog} cannot be opened: "
+                f"{without_secrets(str(error), properties)}",
                 hint="Give its properties, such as type and uri, or configure it for pyiceberg",
             ) from error
         with catalog:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tieringd.errors import ConfigError
+from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.export.rounds import export_topic
 from tieringd.spark.jobs.export.rules import ExportRules
 from tieringd.spark.jobs.export.work import on_spark
 from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.topic_choice import is_chosen_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tieringd.config import Config
+    from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.export.rounds import TopicOutcome
     from tieringd.spark.jobs.export.topic_target import TopicTarget
     from tieringd.spark.jobs.progress import Progress
     from tieringd.spark.jobs.report import Value
 
 
+_IS_PATTERN: Final = re.compile(r"[*?\[]")
+"""No topic has such a name."""
 _COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "records", "files", "file_bytes")
 _LOST_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "reason")
 
@@ -49,7 +54,8 @@ def export(
     """
     Export what of *topics* is in the archive and not yet in *target*; exactly once, by offset.
 
-    Called again it goes on from there, whether the run before came to its end or was killed.
+    They are names, or patterns with `*`, `?` and `[]`. Of several incarnations it is the latest. Called again
+    it goes on from there, whether the run before came to its end or was killed.
 
     Raises:
         ConfigError: The target cannot be used this way, or holds something else.
@@ -60,7 +66,8 @@ def export(
         raise ConfigError("topics: name at least one topic to export")
     archive = partial(bucket_of, config)
     bucket = archive()
-    found = [bucket.run(bucket.catalog.topic(name)) for name in dict.fromkeys(topics)]
+    names = dict.fromkeys(name for one in topics for name in _names(bucket, one))
+    found = [bucket.run(bucket.catalog.topic(name)) for name in names]
     with target.opened(config) as place_of:
         outcomes = [
             export_topic(
@@ -73,6 +80,23 @@ def export(
             for archived in found
         ]
     return report_of(outcomes)
+
+
+def _names(bucket: Bucket, name: str) -> list[str]:
+    """
+    Return the topics that are meant by a name or a pattern.
+
+    Raises:
+        ObjectNotFound: It is a pattern that no name has.
+    """
+    if not _IS_PATTERN.search(name):
+        return [name]
+    found = bucket.run(bucket.catalog.readable(is_chosen_by([name])))
+    if not found:
+        raise ObjectNotFound(
+            f"the bucket holds no topic named {name}", hint="`tieringd archive topics` lists what it holds"
+        )
+    return sorted({one.key.topic for one in found})
 
 
 def report_of(outcomes: Sequence[TopicOutcome]) -> Report:

@@ -18,7 +18,7 @@ from tieringd.spark.jobs.export.state import continued
 from tieringd.spark.jobs.export.work import Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from tieringd.archive.catalog import ArchivedTopic
     from tieringd.formats.object_keys import TopicKey
@@ -45,6 +45,10 @@ class TopicOutcome:
     lost: list[Lost] = field(default_factory=list)
     commits: int = 0
     faults: list[str] = field(default_factory=list)
+
+    def miss(self, lost: Iterable[Lost]) -> None:
+        """Note what the archive lacked of a round that counts; one of nothing is planned again each time."""
+        self.lost += [one for one in lost if one not in self.lost]
 
 
 def export_topic(
@@ -83,8 +87,8 @@ def export_topic(
         round_ = Round(standing.pending if standing.state is not None and standing.state.topic == key else ())
         if not round_.portions:
             round_ = next_round(archive(), state, ends, rules)
-        outcome.lost += round_.lost
         if not round_.portions:
+            outcome.miss(round_.lost)
             return outcome
         begun = target.begin(standing, state, round_.portions)
         if begun is None:
@@ -95,6 +99,7 @@ def export_topic(
         if target.commit(begun, advanced, written):
             outcome.commits += 1
             outcome.written += written
+            outcome.miss(round_.lost)
         else:
             lost_rounds += 1
     raise StorageUnavailable(

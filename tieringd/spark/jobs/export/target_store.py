@@ -34,6 +34,11 @@ def target_config(url: str, config: Config) -> Config:
         ConfigError: It is no URL of a store, or of another kind of store than the one of *config*.
     """
     parts = urlsplit(url)
+    if "@" in parts.netloc:
+        raise ConfigError(
+            "target: credentials have no place in a URL",
+            hint="Put them into a configuration file of the target",
+        )
     prefix = parts.path.strip("/")
     if parts.scheme == "file":
         if parts.netloc or not prefix:

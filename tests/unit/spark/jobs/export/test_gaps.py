@@ -83,6 +83,55 @@ async def test_what_expired_before_it_was_exported_is_missed(logs, directory, ex
     assert {offset for _, offset, _ in directory.seen()} == set(range(6)) | set(range(expired * 6, 24))
 
 
+async def test_loss_is_counted_once_however_many_rounds_follow(tmp_path, directory):
+    """A partition of which nothing is left to be exported has a loss in each round of the others."""
+    logs = ArchivedLogs.made(tmp_path / "two", partitions=2)
+    await logs.fill(1)
+    exported(logs, directory.topic())
+    await logs.fill(3)
+    await edit(logs, lambda manifest: manifest.expired(4, now_ms=1))
+
+    outcome = exported(logs, directory.topic(), fails_on_gap=False, portion_bytes=1, round_bytes=1)
+
+    assert outcome.commits > 1
+    assert report_of([outcome]).figures["lost_offsets"] == 18
+    logs.bucket.close()
+
+
+class Outrun:
+    """A target on which another run commits the same round first, once."""
+
+    def __init__(self, topic, other):
+        self._topic = topic
+        self._other = other
+
+    def __getattr__(self, name):
+        return getattr(self._topic, name)
+
+    def begin(self, standing, state, portions):
+        if self._other is None:
+            return self._topic.begin(standing, state, portions)
+        self._other, other = None, self._other
+        other()
+        return self._topic.begin(standing, state, portions)
+
+
+async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, directory):
+    """Each is told by one of them."""
+    await logs.fill(1)
+    await edit(logs, lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
+    others = []
+
+    def other():
+        others.append(exported(logs, directory.topic(), fails_on_gap=False))
+
+    outcome = exported(logs, Outrun(directory.topic(), other), fails_on_gap=False)
+
+    assert (outcome.reached, outcome.commits) == ({0: 10}, 0)
+    assert report_of([outcome]).figures["lost_offsets"] == 0
+    assert report_of(others).figures["lost_offsets"] == 4
+
+
 async def test_archive_that_ends_before_what_was_exported_is_an_error(logs, directory):
     """An unclean election: the target has records that the log does not have any more."""
     await logs.fill(2)

@@ -429,8 +429,7 @@ async def test_offsets_survive_the_snapshots_that_had_them(logs, catalog, make_t
     """A compaction follows on the export, and what was before it expires."""
     await logs.fill()
     exported(logs, make_topic())
-    table = catalog.load_table(NAME)
-    table.append(table.scan().to_arrow().slice(0, 0))
+    compact(catalog)
     table = catalog.load_table(NAME)
     current = table.current_snapshot()
     assert STATE_PROPERTY not in current.summary.additional_properties
@@ -457,6 +456,37 @@ async def test_table_that_was_rolled_back_is_exported_to_from_where_it_was_then(
 
     assert outcome.begun_at == {0: 18, 1: 18}
     assert seen(catalog) == logs.written()
+
+
+@pytest.mark.parametrize("is_compacted_again", [False, True])
+async def test_table_that_was_rolled_back_to_what_tells_no_offsets_is_refused(
+    logs, catalog, make_topic, is_compacted_again
+):
+    """The table's property tells of an export that its rows are not there of any more."""
+    await logs.fill()
+    exported(logs, make_topic())
+    compact(catalog)
+    compacted = catalog.load_table(NAME).current_snapshot()
+    await logs.fill(1)
+    exported(logs, make_topic())
+    catalog.load_table(NAME).manage_snapshots().rollback_to_snapshot(compacted.snapshot_id).commit()
+    kept = [compacted.snapshot_id]
+    if is_compacted_again:
+        compact(catalog)
+        kept.append(catalog.load_table(NAME).current_snapshot().snapshot_id)
+    table = catalog.load_table(NAME)
+    gone = [one.snapshot_id for one in table.snapshots() if one.snapshot_id not in kept]
+    table.maintenance.expire_snapshots().by_ids(gone).commit()
+    await logs.fill(1)
+
+    with pytest.raises(ConfigError, match="rolled back to a snapshot before the last export"):
+        exported(logs, make_topic())
+
+
+def compact(catalog):
+    """Commit as someone does who puts other files in the place of the table's."""
+    table = catalog.load_table(NAME)
+    table.append(table.scan().to_arrow().slice(0, 0))
 
 
 async def test_offsets_that_cannot_be_read_stop_the_export(logs, catalog, make_topic):

@@ -45,6 +45,13 @@ def test_bucket_of_the_same_store_is_reached_as_the_archive_is():
     assert target_config("s3://lake", config_of(S3)).cloud_storage_prefix == ""
 
 
+def test_url_with_credentials_is_refused_and_not_told():
+    """It would be in every message that names the target."""
+    with pytest.raises(ConfigError, match="credentials have no place in a URL") as raised:
+        target_config("s3://key:hunter2@lake/orders", config_of(S3))
+    assert "hunter2" not in str(raised.value)
+
+
 def test_directory_can_be_a_target_of_any_archive():
     """It needs no credentials."""
     config = target_config("file:///data/lake", config_of(S3))

@@ -1,0 +1,70 @@
+"""Secrets of a catalogue: whatever it says in its errors, ours do not tell them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.exports import file_config
+from tieringd.errors import ConfigError, StorageUnavailable
+from tieringd.spark.jobs.export.catalog_secrets import without_secrets
+from tieringd.spark.jobs.export.iceberg_table import IcebergTable
+from tieringd.spark.jobs.export.iceberg_target import IcebergTarget
+
+SECRETS = {"s3.secret-access-key": "hunter2", "token": "it's\\me", "uri": "sql://me:p%40ss@host/db"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("wrong key hunter2", "wrong key ***"),
+        (str(SECRETS), "{'s3.secret-access-key': '***', 'token': \"***\", 'uri': 'sql://me:***@host/db'}"),
+        ("p@ss does not fit", "*** does not fit"),
+        ("no host", "no host"),
+    ],
+)
+def test_secrets_are_hidden_however_they_are_written(text, told):
+    """As they are, as Python shows them, and as a URL has them."""
+    assert without_secrets(text, SECRETS) == told
+
+
+def test_secrets_may_be_in_properties_of_properties():
+    """As in the file of pyiceberg's configuration."""
+    properties = {"auth": {"type": "oauth2", "oauth2": {"client_secret": "hunter2", "port": 80}}}
+    assert without_secrets("80: hunter2 was refused", properties) == "80: *** was refused"
+
+
+def test_what_is_no_url_has_no_password():
+    """Nor does an empty secret hide anything."""
+    assert without_secrets("as it is", {"uri": "http://[", "token": ""}) == "as it is"
+
+
+@pytest.mark.parametrize("is_of_the_environment", [False, True])
+def test_catalogue_that_cannot_be_opened_tells_no_secret(tmp_path, monkeypatch, is_of_the_environment):
+    """Pyiceberg shows all of its properties; they may be of the command, or of its own configuration."""
+    properties = {"s3.secret-access-key": "hunter2"}
+    if is_of_the_environment:
+        monkeypatch.setenv("PYICEBERG_CATALOG__SHOP__S3__SECRET_ACCESS_KEY", "hunter2")
+        properties = {}
+    target = IcebergTarget("shop", properties)
+    with (
+        pytest.raises(ConfigError, match="shop cannot be opened") as raised,
+        target.opened(file_config(tmp_path / "archive")),
+    ):
+        pass
+    assert "hunter2" not in str(raised.value)
+
+
+class Telling:
+    """A catalogue that has its password in what it says."""
+
+    name = "shop"
+    properties = SECRETS
+
+    def load_table(self, _identifier):
+        raise OSError("hunter2 is not the password")
+
+
+def test_catalogue_that_fails_tells_no_secret():
+    """Of whatever kind its error is."""
+    with pytest.raises(StorageUnavailable, match=r"OSError\('\*\*\* is not the password'\)"):
+        IcebergTable(Telling(), ("redpanda", "orders")).opened("hour")
