@@ -15,7 +15,7 @@ import threading
 import time
 from concurrent.futures import wait
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tieringd.archive.archive_reader import CHUNK_BYTES, ArchiveReader
 from tieringd.archive.catalog import Catalog
@@ -23,6 +23,7 @@ from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
 from tieringd.archive.segment_indexes import SegmentIndexes
 from tieringd.metrics import Metrics
+from tieringd.model.segment import JOB_PREFIX
 from tieringd.storage.opening import opened_store
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-WRITER_PREFIX: Final = "spark-"
-"""Of the writer's name in what a job stores."""
-
 
 class Bucket:
     """
@@ -44,7 +42,7 @@ class Bucket:
     `close` ends it; what is under way then is cancelled.
     """
 
-    def __init__(self, config: Config, *, writer_id: str = WRITER_PREFIX) -> None:
+    def __init__(self, config: Config, *, writer_id: str = JOB_PREFIX) -> None:
         """
         Open the bucket; *writer_id* matters only to those who write.
 

@@ -17,28 +17,6 @@ from tieringd.storage.file import FileStore
 
 
 @pytest.fixture
-def config(tmp_path):
-    (tmp_path / "bucket").mkdir()
-    return parse_config(
-        f"""\
-state_directory: /nowhere
-cloud_storage_backend: file
-cloud_storage_file_root: {tmp_path / "bucket"}
-""",
-        source="test",
-        environ={},
-        needs_broker=False,
-    )
-
-
-@pytest.fixture
-def bucket(config):
-    bucket = Bucket(config)
-    yield bucket
-    bucket.close()
-
-
-@pytest.fixture
 async def manifest(tmp_path, config):
     """Give the manifest of three segments of several batches."""
     writer = LogWriter(tmp_path / "log")

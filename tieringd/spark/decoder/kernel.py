@@ -14,7 +14,6 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-import numba
 import numpy as np
 from llvmlite.ir import IntType
 from numba.core import cgutils, types
@@ -28,6 +27,7 @@ from tieringd.formats.record_batch import (
     MAX_BATCH_BYTES,
 )
 from tieringd.spark.decoder.layouts import BATCH, CORRUPT, CURSOR, DONE, FULL, NULL_TIME, ROWS
+from tieringd.spark.machine_code import compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -312,22 +312,12 @@ def kernel() -> Kernel:
     """
     Return the functions as machine code.
 
-    It comes from numba's cache: where NUMBA_CACHE_DIR says, or beside this file, or in the user's cache
-    directory. That takes a quarter of a second in each process, and as much again for numba itself. The first
-    process compiles it, in two seconds; so does every one where there is nowhere to keep it.
+    From numba's cache that takes a quarter of a second in each process, and as much again for numba itself;
+    to compile it, two seconds.
     """
-    try:
-        return _compiled(is_cached=True)
-    except (OSError, RuntimeError):
-        # Numba knows no directory that can be written, or its disk is full: only time is lost.
-        return _compiled(is_cached=False)
-
-
-def _compiled(*, is_cached: bool) -> Kernel:
-    compile_ = numba.njit(cache=is_cached, nogil=True)
-    found = Kernel(compile_(find_batches), compile_(read_batches))
     # The code is made for the types of the first call's arguments; there is nothing to read in these.
     batches, cursors = np.zeros(0, BATCH), np.zeros(1, CURSOR)
-    found.find_batches(0, 0, 0, 0, cursors, batches)
-    found.read_batches(batches, cursors, np.zeros(1, ROWS))
-    return found
+    return Kernel(
+        compiled(find_batches, 0, 0, 0, 0, cursors, batches),
+        compiled(read_batches, batches, cursors, np.zeros(1, ROWS)),
+    )

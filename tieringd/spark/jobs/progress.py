@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POLL_SECONDS = 1.0
+_OF_A_GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+"""What Spark keeps of a job group for a thread: a notebook's cell may have one of its own."""
 
 
 class Progress(Protocol):
@@ -55,13 +57,20 @@ def watched(
         while not is_over.wait(poll_seconds):
             tell()
 
-    context.setJobGroup(group, what)
+    before = {name: context.getLocalProperty(name) for name in _OF_A_GROUP}
+    # An interrupt reaches tasks that wait for a store.
+    context.setJobGroup(group, what, interruptOnCancel=True)
     watcher = threading.Thread(target=poll, name="tieringd-progress", daemon=True)
     watcher.start()
     try:
         yield
+    except BaseException:
+        # Whoever interrupts the driver wants the executors to stop as well.
+        context.cancelJobGroup(group)
+        raise
     finally:
         is_over.set()
         watcher.join()
-        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        for name, value in before.items():
+            context.setLocalProperty(name, value)  # type: ignore[arg-type]
     tell()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
+    is_detail: bool = False
+    """Of use for programs: the report for people leaves it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,12 @@ class Report:
             table.title: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
             for table in self.tables
         }
-        document = asdict(self) | {"figures": dict(self.figures), "tables": tables}
+        document = {
+            "job": self.job,
+            "figures": dict(self.figures),
+            "tables": tables,
+            "faults": list(self.faults),
+        }
         return json.dumps(document, indent=2)
 
     def as_text(self) -> str:
@@ -53,6 +60,8 @@ class Report:
         for name, value in self.figures.items():
             yield f"{name.ljust(width)}  {_text(value)}"
         for table in self.tables:
+            if not table.rows or table.is_detail:
+                continue
             yield ""
             yield table.title
             yield from _aligned([table.columns, *([_text(value) for value in row] for row in table.rows)])
@@ -64,7 +73,10 @@ class Report:
 def _text(value: Value) -> str:
     if value is None:
         return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        # A rate of a few thousandths is not nothing.
+        return f"{value:.3f}" if abs(value) >= 1 or not value else f"{value:.3g}"
+    return str(value)
 
 
 def _aligned(rows: Iterable[Sequence[str]]) -> Iterator[str]:

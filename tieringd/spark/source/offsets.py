@@ -131,7 +131,7 @@ class OffsetFinder:
             return None if record is None else record.offset
 
         asked = list(times_ms.items())
-        found = self._bucket.run(at_once(asked, offset, width=LOOKUPS_AT_ONCE))
+        found = self._bucket.run(at_once(asked, offset, count=LOOKUPS_AT_ONCE))
         return {partition: one for (partition, _), one in zip(asked, found, strict=True)}
 
 

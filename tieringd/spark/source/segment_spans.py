@@ -48,7 +48,7 @@ def find_spans(bucket: Bucket, ranges: Sequence[OffsetRange], *, rule: LossRule)
         return await _found(bucket, one, rule)
 
     spans: list[Span] = []
-    found = bucket.run(at_once(ranges, find, width=RANGES_AT_ONCE))
+    found = bucket.run(at_once(ranges, find, count=RANGES_AT_ONCE))
     for one, (parts, gaps) in zip(ranges, found, strict=True):
         for gap in gaps:
             rule.meet(

@@ -105,7 +105,7 @@ class Topics:
             for partition in topic.partitions()
             if not subscription.assigned or partition.topic_partition in subscription.assigned
         ]
-        stored = dict(zip(wanted, await at_once(wanted, self._load, width=LOADS_AT_ONCE), strict=True))
+        stored = dict(zip(wanted, await at_once(wanted, self._load, count=LOADS_AT_ONCE), strict=True))
         self._known = stored
         manifests = {
             partition.topic_partition: one.manifest

@@ -1,0 +1,145 @@
+"""Compaction on Spark of what a real broker wrote: the latest of each key, and nothing lost on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.e2e.archives import read_log, unreferenced
+from tests.e2e.sample_topics import ISOLATIONS
+from tests.e2e.spark.keyed_topics import (
+    KeyedTopic,
+    archive_once,
+    archived_records,
+    assert_sound,
+    config_of,
+)
+from tests.support.daemon import running_daemon
+from tests.support.processes import Server
+from tests.unit.spark.rewriting import latest_of
+from tieringd.spark.jobs.compact import compact
+from tieringd.spark.jobs.compaction_range import CompactOptions
+
+
+@pytest.fixture
+def keyed(kafka, topic, objects):
+    return KeyedTopic(kafka, topic, objects)
+
+
+async def test_archive_is_what_a_consumer_would_keep(keyed, write_kafka_config, spark):
+    """The latest committed record of each key below the archive's end; then nothing is left to be done."""
+    await keyed.create()
+    await keyed.write(seed=1, codec="gzip")
+    path = write_kafka_config(topics={keyed.name: {"redpanda.remote.write": True}})
+    archive_once(path)
+    before = keyed.manifest
+    seen = await keyed.consumed(before.next_offset)
+    expected = latest_of(seen["read_committed"])
+    assert len(expected) < len(seen["read_committed"]) // 2
+    told = []
+
+    report = compact(
+        spark,
+        config_of(path),
+        topics=[keyed.name],
+        has_broker=False,
+        progress=lambda *said: told.append(said),
+    )
+
+    assert report.faults == ()
+    assert report.figures["records_removed"] == len(seen["read_uncommitted"]) - len(expected)
+    assert report.figures["keys"] == len({one.key for one in expected if one.key is not None})
+    assert {what for what, _, _ in told} == {"reading keys", "rewriting segments"}
+    assert archived_records(path, keyed.name) == dict.fromkeys(ISOLATIONS, expected)
+    after = keyed.manifest
+    assert (after.next_offset, after.gaps, len(after.segments)) == (before.next_offset, (), 1)
+    assert after.size_bytes == report.figures["size_bytes_after"] < before.size_bytes // 2
+    assert_sound(path)
+
+    again = compact(spark, config_of(path), topics=[keyed.name])
+    assert (again.faults, again.figures["partitions_changed"]) == ((), 0)
+    assert keyed.manifest == after
+
+    # All tombstones are of a while ago, and due as soon as nobody waits for them.
+    options = CompactOptions(delete_retention_ms=0, drops_keyless=True)
+    last = compact(spark, config_of(path), topics=[keyed.name], options=options, delete_after_ms=0)
+    assert last.faults == ()
+    left = [one for one in expected if one.key is not None and one.value is not None]
+    tombstones = [one for one in expected if one.key is not None and one.value is None]
+    assert last.figures["tombstones_removed"] == len(tombstones) > 0
+    assert archived_records(path, keyed.name) == dict.fromkeys(ISOLATIONS, left)
+    final = keyed.manifest
+    assert (final.retired, unreferenced(keyed.objects, [final])) == ((), [])
+    assert_sound(path)
+
+
+async def test_daemon_goes_on_beside_the_job(keyed, write_kafka_config, spark, tmp_path):
+    """It uploads what comes, trims what was compacted, and puts nothing back; both tiers read as one log."""
+    await keyed.create()
+    await keyed.write(seed=1)
+    config = {
+        "topics": {keyed.name: {"remote.storage.enable": True}},
+        "cloud_storage_housekeeping_interval_ms": 500,
+        "cloud_storage_enable_segment_merging": False,
+    }
+    path = write_kafka_config(**config)
+    with running_daemon(path, tmp_path / "first.log") as daemon:
+        daemon.until(lambda: keyed.is_archived, "all that is closed is archived")
+        report = compact(spark, config_of(path), topics=[keyed.name])
+        assert report.faults == ()
+        compacted_to = keyed.manifest.next_offset
+        await keyed.write(seed=2)
+        daemon.until(lambda: keyed.is_archived, "the archive goes on")
+        assert keyed.manifest.next_offset > compacted_to
+    write_kafka_config(**config | {"retention_local_target_bytes_default": 1})
+    with running_daemon(path, tmp_path / "second.log") as daemon:
+        daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
+        daemon.until_rounds(5)
+        assert not daemon.events("local segment differs from its stored copy; it is not trimmed")
+        seen = await keyed.consumed()
+        first_offset = seen["read_uncommitted"][0].offset
+        assert first_offset >= compacted_to
+        printed = {one: read_log(path, keyed.name, "--isolation", one) for one in ISOLATIONS}
+    for isolation in ISOLATIONS:
+        assert [one for one in printed[isolation] if one.offset >= first_offset] == seen[isolation]
+        head = [one for one in printed[isolation] if one.offset < compacted_to]
+        assert head == latest_of(head)
+        assert head
+    assert_sound(path)
+
+
+async def test_job_that_is_killed_leaves_the_archive_as_it_was(keyed, write_kafka_config, spark, tmp_path):
+    """In the middle of its writing: what it had stored is named by nothing, and another run does it all."""
+    await keyed.create()
+    await keyed.write(seed=3, records=200)
+    topics = {keyed.name: {"redpanda.remote.write": True}}
+    path = write_kafka_config(topics=topics, cloud_storage_segment_size_target=1)
+    archive_once(path)
+    before, records = keyed.manifest, archived_records(path, keyed.name)
+    (tmp_path / "work").mkdir()
+    command = [sys.executable, "-m", "tests.support.spark_job", str(tmp_path / "work"), str(path), keyed.name]
+    job = Server(command, output=tmp_path / "job.log")
+    job.launch()
+    try:
+        job.wait_until(
+            lambda: any("-rewritten-" in key for key in keyed.objects.keys()),  # noqa: SIM118 a method
+            timeout_seconds=240,
+        )
+    finally:
+        # Its JVM and its workers are of its process group.
+        os.killpg(job.pid, signal.SIGKILL)
+        job.stop()
+
+    assert keyed.manifest == before
+    assert archived_records(path, keyed.name) == records
+    assert any("-rewritten-" in key for key in unreferenced(keyed.objects, [before]))
+    assert_sound(path)
+
+    report = compact(spark, config_of(path), topics=[keyed.name])
+    assert report.faults == ()
+    expected = latest_of(records["read_committed"])
+    assert archived_records(path, keyed.name) == dict.fromkeys(ISOLATIONS, expected)
+    assert_sound(path)

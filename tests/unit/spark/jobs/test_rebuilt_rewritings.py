@@ -1,0 +1,236 @@
+"""Rebuild after jobs that took records out: what is gone stays gone, whenever the job or the daemon died."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.builders import DEFAULT_TIME_MS
+from tests.fakes.archive import archive_in
+from tests.fakes.dying_store import Dying, Killed
+from tests.unit.archive.test_segment_swap import merge_all
+from tests.unit.spark.jobs.shelf import Shelf, spread
+from tests.unit.spark.rewriting import Job, records_of
+from tests.unit.spark.test_compaction import write
+from tieringd.formats.object_keys import manifest_key, rewriting_prefix
+from tieringd.policies.segment_merge import MergeLimits
+from tieringd.spark.bucket import bucket_of
+from tieringd.spark.jobs.rebuild import Rebuild, RebuildOptions
+from tieringd.spark.jobs.rebuild_report import rebuild_report
+from tieringd.spark.jobs.scrub import scrubbed
+from tieringd.storage.file import FileStore
+
+if TYPE_CHECKING:
+    from tests.fakes.log_writer import LogWriter
+    from tieringd.spark.jobs.report import Report
+
+DUE_MS = DEFAULT_TIME_MS * 2
+"""All tombstones go."""
+
+
+def rebuild(shelf: Shelf, **options: bool) -> Report:
+    """Write the manifests anew; return the report."""
+    whole = Rebuild(shelf.config, bucket_of(shelf.config), RebuildOptions(write=True, **options), spread)
+    partitions, topics = whole.run(())
+    return rebuild_report(partitions, topics, is_written=True, seconds=1.0)
+
+
+def lose_manifests(shelf: Shelf) -> None:
+    """Remove what is written over and over; all else is there."""
+    for key in shelf.keys():  # noqa: SIM118 a method, not a mapping's
+        if key.endswith("/manifest") or key.startswith("meta/"):
+            shelf.remove(key)
+
+
+def job_on(shelf: Shelf, writer: LogWriter, job_id: str = "e1", store: object = None) -> Job:
+    return Job(store or FileStore(shelf.root), writer.identified, job_id=job_id)
+
+
+def readings(shelf: Shelf, writer: LogWriter) -> list[list[tuple[int, bytes | None, bytes | None]]]:
+    """Return offsets, keys and values as both kinds of readers see them."""
+
+    async def read() -> list[list[tuple[int, bytes | None, bytes | None]]]:
+        archive = archive_in(FileStore(shelf.root))
+        manifest = (await archive.manifests.load(writer.identified)).existing
+        return [
+            [
+                (one.offset, one.key, one.value)
+                for one in await records_of(archive, manifest, read_committed=committed)
+            ]
+            for committed in (False, True)
+        ]
+
+    return asyncio.run(read())
+
+
+def records_in(shelf: Shelf, writer: LogWriter) -> list[str]:
+    return [key for key in shelf.keys() if key.startswith(rewriting_prefix(writer.identified))]  # noqa: SIM118
+
+
+def orphans(shelf: Shelf) -> list[str]:
+    report = scrubbed(shelf.config, spread, topics=(), with_orphans=True, cores=2)
+    assert report.faults == ()
+    return sorted(row["key"] for row in json.loads(report.as_json())["tables"]["orphans"])
+
+
+def test_erased_key_does_not_come_back(shelf):
+    """The old objects wait for their deletion, and were merged while the job ran."""
+    writer = shelf.writer()
+    for value in (b"1", b"2"):
+        writer.append(value, b"x", keys=[b"secret", b"b"])
+        writer.roll()
+    shelf.archive(writer)
+    asyncio.run(job_on(shelf, writer).erase([b"secret"]))
+    erased = readings(shelf, writer)
+    lose_manifests(shelf)
+
+    report = rebuild(shelf)
+
+    assert report.faults == ()
+    assert readings(shelf, writer) == erased
+    assert {key for _, key, _ in erased[0]} == {b"b"}
+    assert all(one.is_rewritten for one in shelf.manifest(writer).segments)
+
+
+@pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kind", ["compact", "erase"])
+def test_job_that_died_at_any_request_and_a_manifest_lost_after_it(tmp_path, kind, after_effect):
+    """It is as before the job or as after it, and never back before what the manifest had come to."""
+    kinds, number = set(), 0
+    while True:
+        number += 1
+        shelf = Shelf(_directory(tmp_path, number))
+        writer = shelf.writer()
+        write(writer, Random(4), segments=4)
+        shelf.archive(writer)
+        before = readings(shelf, writer)
+        first = job_on(shelf, writer, "e0")
+        asyncio.run(first.erase([b"c"]) if kind == "compact" else first.compact(target_bytes=300))
+        between = readings(shelf, writer)
+        job = job_on(shelf, writer, store=Dying(FileStore(shelf.root), number, after_effect=after_effect))
+        is_dead = False
+        try:
+            asyncio.run(_run(job, kind))
+        except Killed:
+            is_dead = True
+        named = readings(shelf, writer)
+        shelf_of_the_end = shelf.contents()
+        asyncio.run(_run(job_on(shelf, writer, "e2"), kind))
+        after = readings(shelf, writer)
+        shelf.restore(shelf_of_the_end)
+        lose_manifests(shelf)
+
+        assert rebuild(shelf).faults == ()
+
+        found = readings(shelf, writer)
+        assert found in ([after] if named == after else [between, after])
+        assert before not in (between, after)
+        kinds.add((named == after, found == after))
+        if not is_dead:
+            break
+    assert number >= 15
+    # Not begun, recorded and not swapped, and done.
+    assert kinds == {(False, False), (False, True), (True, True)}
+
+
+def _directory(tmp_path, number: int):
+    directory = tmp_path / f"{number}"
+    directory.mkdir()
+    return directory
+
+
+async def _run(job: Job, kind: str) -> None:
+    if kind == "compact":
+        await job.compact(target_bytes=300, due_before_ms=DUE_MS)
+    else:
+        await job.erase([b"a"])
+
+
+def test_rewritten_segments_are_merged_and_merged_again(shelf, tmp_path):
+    """By a job or a daemon; what is left out of the merged one stays out, with its parts gone or not."""
+    writer = shelf.writer()
+    for _ in range(6):
+        writer.append(b"1", b"x", keys=[b"secret", b"b"])
+        writer.roll()
+    shelf.archive(writer)
+    asyncio.run(job_on(shelf, writer).erase([b"secret"]))
+    erased = readings(shelf, writer)
+    parts = shelf.data_keys(writer)
+    for count, writer_id in ((3, "0c"), (6, "spark-0d")):
+        min_bytes = max(one.size_bytes for one in shelf.manifest(writer).segments)
+        limits = MergeLimits(target_bytes=1 << 30, min_bytes=min_bytes, run_segments_max=count)
+        asyncio.run(merge_all(FileStore(shelf.root), writer, limits, tmp_path, writer_id=writer_id))
+        segments = shelf.manifest(writer).segments
+        marked = f"rewritten-{writer_id.removeprefix('spark-')}"
+        assert marked in {one.writer_id for one in segments}
+        assert all(one.is_rewritten for one in segments)
+        lose_manifests(shelf)
+        assert rebuild(shelf).faults == ()
+        assert readings(shelf, writer) == erased
+        assert shelf.manifest(writer).segment_count == len(segments)
+    assert len(shelf.data_keys(writer)) == 1
+    for key in parts:
+        shelf.remove(key)
+    lose_manifests(shelf)
+    assert rebuild(shelf).faults == ()
+    assert readings(shelf, writer) == erased
+
+
+def test_damaged_record_is_a_fault(shelf):
+    """What it names counts as nothing more than what a killed job has left."""
+    writer = shelf.writer()
+    writer.append(b"1", b"x", keys=[b"secret", b"b"])
+    writer.roll()
+    shelf.archive(writer)
+    before = readings(shelf, writer)
+    asyncio.run(job_on(shelf, writer).erase([b"secret"]))
+    (key,) = records_in(shelf, writer)
+    shelf.write(key, shelf.read(key).replace(b'"rewritten"', b'"compacted"'))
+    lose_manifests(shelf)
+    (fault,) = rebuild(shelf).faults
+    assert key in fault
+    assert readings(shelf, writer) == before
+
+
+def test_unfinished_rewriting_is_told_where_nothing_else_is_there(shelf):
+    """Someone has to know that old values may be back."""
+    writer = shelf.writer()
+    writer.append(b"1", b"x", keys=[b"secret", b"b"])
+    writer.roll()
+    shelf.archive(writer)
+    (old,) = shelf.data_keys(writer)
+    asyncio.run(job_on(shelf, writer).erase([b"secret"]))
+    erased = readings(shelf, writer)
+    for key in (*records_in(shelf, writer), old):
+        shelf.remove(key)
+    lose_manifests(shelf)
+
+    report = rebuild(shelf)
+
+    assert "nothing says that it came to its end" in report.faults[0]
+    assert json.loads(report.as_json())["figures"]["objects_unfinished"] == 1
+    assert readings(shelf, writer) == erased
+
+
+def test_scrub_keeps_records_that_are_needed(shelf):
+    """One of a job that died just before its swap is an orphan, with what it names."""
+    writer = shelf.writer()
+    for _ in range(2):
+        writer.append(b"1", b"x", keys=[b"secret", b"b"])
+        writer.roll()
+    shelf.archive(writer)
+    before = shelf.read(manifest_key(writer.identified))
+    asyncio.run(job_on(shelf, writer).erase([b"secret"]))
+    named = [key for key in shelf.keys() if "rewritten-" in key]  # noqa: SIM118
+    assert len(named) == 5
+    for key in named:
+        os.utime(shelf.root / key, (1, 1))
+    assert orphans(shelf) == []
+
+    shelf.write(manifest_key(writer.identified), before)
+    assert orphans(shelf) == named

@@ -1,0 +1,65 @@
+"""The end of a job that writes: what it tells of swaps whose answers are lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.fakes.archive import archive_in
+from tests.fakes.log_writer import LogWriter
+from tests.fakes.store import store_unavailable
+from tests.unit.archive.test_segment_swap import PLENTY, prepared
+from tests.unit.services.manifests import bases
+from tests.unit.services.test_segment_merger import filled
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, swap
+from tieringd.storage.memory import MemoryStore
+
+
+def unanswered():
+    return store_unavailable("put", True)
+
+
+@pytest.fixture
+def store():
+    return MemoryStore()
+
+
+@pytest.fixture
+def writer(tmp_path):
+    return LogWriter(tmp_path / "logs")
+
+
+async def swapped(store, writer, tmp_path, *failures) -> Outcome:
+    """Merge what may be merged; each of *failures* says whether a commit that is not answered has effect."""
+    manifest, limits = await filled(writer, store)
+    successors = await prepared(store, manifest, limits, tmp_path)
+    manifests = archive_in(store, writer_id="0b").manifests
+    bucket = SimpleNamespace(
+        store=store,
+        manifests=manifests,
+        config=SimpleNamespace(cloud_storage_target_manifest_size_bytes=PLENTY),
+    )
+    for after_effect in failures:
+        store.fail_next("put", unanswered, after_effect=after_effect)
+    outcome = Outcome()
+    await swap(bucket, writer.identified, successors, outcome, kind=SwapKind.MERGED)
+    return outcome
+
+
+@pytest.mark.parametrize("failures", [(), (False,), (True,)], ids=["answered", "not sent", "not answered"])
+async def test_swap_is_tried_again(store, writer, tmp_path, failures):
+    """An archive that was changed is told of as changed."""
+    outcome = await swapped(store, writer, tmp_path, *failures)
+    assert outcome.faults == []
+    assert (outcome.figures()["segments_before"], outcome.figures()["segments_after"]) == (6, 2)
+    assert bases(store, writer) == [0, 6, 10]
+
+
+async def test_store_that_is_away_is_told(store, writer, tmp_path):
+    """With nothing changed."""
+    outcome = await swapped(store, writer, tmp_path, False, False)
+    (fault,) = outcome.faults
+    assert "its segments are as they were: put: the store does not answer" in fault
+    assert outcome.swapped == []
+    assert len(bases(store, writer)) > 3

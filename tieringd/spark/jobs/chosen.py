@@ -1,0 +1,111 @@
+"""What a job works on: partitions of the topics that were named, and their segments in shares for tasks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.model.topic_lifecycle import Lifecycle
+from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment_table import SegmentTable
+    from tieringd.spark.bucket import Bucket
+
+TASK_BYTES: Final = 64 << 20
+"""What one task reads at least: a smaller one costs more to start than to do."""
+ROUND_BYTES: Final = 1 << 40
+"""What is read between two rounds of swaps: a job that dies loses no more than about that much work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a job works on."""
+
+    topics: tuple[TopicManifest, ...]
+    partitions: tuple[PartitionManifest, ...]
+    """With all their history: segments that are spilled as well."""
+    faults: tuple[str, ...]
+    """Partitions that cannot be looked at, and why."""
+    without_log: frozenset[TopicIdPartition] = frozenset()
+    """Those of topics that are deleted in their cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Neighbouring segments of one partition, for one task."""
+
+    partition: TopicIdPartition
+    first_row: int
+    """Of the first one, in the partition's manifest."""
+    segments: SegmentTable
+
+
+async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
+    """
+    Return all archived partitions of *topics*, which are names or patterns with `*`, `?` and `[]`.
+
+    Every archive with such a name is meant: of each cluster in the bucket, and of topics that were deleted
+    and created again. Those that were purged, or are closed because they moved, are not.
+
+    Raises:
+        ObjectNotFound: The bucket holds no topic of one of these names.
+    """
+    found = [
+        topic
+        async for topic in bucket.catalog.topics()
+        if topic.lifecycle not in BEYOND_RETURN and any(fnmatchcase(topic.key.topic, one) for one in topics)
+    ]
+    for name in topics:
+        if not any(fnmatchcase(topic.key.topic, name) for topic in found):
+            raise ObjectNotFound(
+                f"the bucket holds no topic named {name}",
+                hint="`tieringd archive topics` lists what it holds",
+            )
+    partitions: list[PartitionManifest] = []
+    without_log: set[TopicIdPartition] = set()
+    faults: list[str] = []
+    for topic in found:
+        if topic.lifecycle is not Lifecycle.LIVE:
+            without_log.update(topic.partitions())
+        for partition in topic.partitions():
+            try:
+                manifest = (await bucket.manifests.load(partition)).manifest
+                if manifest is not None and not manifest.is_closed:
+                    partitions.append(await bucket.spillovers.with_history(manifest))
+            except (CorruptDataError, ObjectNotFound) as error:
+                faults.append(f"{partition}: {error}")
+    return Chosen(tuple(found), tuple(partitions), tuple(faults), frozenset(without_log))
+
+
+def shares(partition: TopicIdPartition, segments: SegmentTable) -> Iterator[Share]:
+    """Yield the *segments* of a partition in shares of at least `TASK_BYTES`, but for the last."""
+    first = size_bytes = 0
+    for row, segment_bytes in enumerate(segments.column("size_bytes")):
+        size_bytes += segment_bytes
+        if size_bytes >= TASK_BYTES or row == len(segments) - 1:
+            yield Share(partition, first, segments.head(row + 1).without_head(first))
+            first, size_bytes = row + 1, 0
+
+
+def in_rounds(partitions: Sequence[PartitionManifest], round_bytes: int) -> Iterator[list[PartitionManifest]]:
+    """Yield *partitions* that have any segments some at a time: each time about *round_bytes* of data."""
+    some: list[PartitionManifest] = []
+    size_bytes = 0
+    for one in partitions:
+        if one.segments:
+            some.append(one)
+            # Counted once for each: it is a sum over all segments of a partition.
+            size_bytes += one.segments.total_bytes
+        if size_bytes >= round_bytes:
+            yield some
+            some, size_bytes = [], 0
+    if some:
+        yield some

@@ -1,0 +1,310 @@
+"""
+Compaction of archived topics: the latest record of each key stays, and tombstones for a while.
+
+Keys are compared as they are, and by no hash: a collision would be a lost record. They go through one
+shuffle, and values through none; the winners' offsets go to whoever rewrites their segments. A partition is
+swapped in one commit when all its new segments are stored. So a job that dies leaves each partition as it
+was, or done; and another run does the rest, as it writes nothing where nothing would go.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import functions as sql
+
+from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
+from tieringd.model.segment import REWRITER_PREFIX
+from tieringd.policies.rewriting import Remainder, plan_rewrites
+from tieringd.policies.segment_merge import job_limit_offset
+from tieringd.spark.bucket import bucket_of, now_ms
+from tieringd.spark.jobs.chosen import ROUND_BYTES, chosen_partitions, in_rounds, shares
+from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range
+from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
+from tieringd.spark.jobs.progress import silent, watched
+from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap
+from tieringd.spark.jobs.tasks import failures_in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tieringd.archive.segment_swap import Successor
+    from tieringd.config import Config
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.jobs.compaction_range import CompactionRange
+    from tieringd.spark.jobs.progress import Progress
+    from tieringd.spark.jobs.report import Value
+
+EXPECTED_COLUMNS: Final = (
+    "topic",
+    "partition",
+    "topic_id",
+    "segments_before",
+    "segments_after",
+    "size_bytes_before",
+    "expected_size_bytes",
+    "records_removed",
+)
+"""Of a dry run's table."""
+_IS_KEY: Final = "summary_of < 0"
+_IS_KEPT: Final = "summary_of < 0 and not is_due"
+
+
+@dataclass(slots=True)
+class _Counts:
+    segments: int = 0
+    records: int = 0
+    keys: int = 0
+    tombstones_removed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedRun:
+    """Segments that become one, by what the job calls them."""
+
+    number: int
+    """Of the partition."""
+    rows: range
+    """Of the segments, in the partition's range."""
+    removed_records: int
+    expected_bytes: int
+    """Of what is left: records are taken to be of one size."""
+
+
+def compact(
+    spark: SparkSession,
+    config: Config,
+    *,
+    topics: Sequence[str],
+    options: CompactOptions | None = None,
+    has_broker: bool = True,
+    delete_after_ms: int | None = None,
+    is_dry_run: bool = False,
+    progress: Progress = silent,
+) -> Report:
+    """
+    Leave the latest record of each key in the archives of *topics*, which are names or patterns.
+
+    Segments of what a broker's log may still hold are not joined, unless the topic is deleted there, or
+    there is no broker any more: *has_broker* is false. What is replaced is deleted by the daemon that
+    archives the topic. Where there is none, this deletes what was replaced at least *delete_after_ms* ago,
+    by this run or another. A dry run reads as much, and changes nothing: its report says what would go.
+
+    Raises:
+        ObjectNotFound: The bucket holds no such topic.
+        StorageError: An operator must act. Partitions are as they were, or done.
+        StorageUnavailable: The store is away; likewise.
+        TaskFailed: An executor could not do its part; likewise.
+    """
+    bucket, outcome, began_at_ms = bucket_of(config), Outcome(), now_ms()
+    chosen = bucket.run(chosen_partitions(bucket, topics))
+    outcome.faults += chosen.faults
+    options = options or CompactOptions()
+    with_log = [one.partition for one in chosen.partitions if one.partition not in chosen.without_log]
+    job = _Compaction(
+        spark, bucket, outcome, with_log=frozenset(with_log if has_broker else ()), progress=progress
+    )
+    expected: list[tuple[Value, ...]] = []
+    for some in in_rounds(chosen.partitions, ROUND_BYTES):
+        ranges = [bucket.run(compaction_range(bucket, one, options, now_ms=began_at_ms)) for one in some]
+        with_any = [one for one in ranges if one.segments]
+        if is_dry_run:
+            expected += job.expected(with_any)
+        else:
+            job.compact(with_any)
+    if delete_after_ms is not None and not is_dry_run:
+        named = [one.partition for one in chosen.partitions]
+        bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))
+    figures: dict[str, Value] = {
+        "topics": len(chosen.topics),
+        "partitions": len(chosen.partitions),
+        "segments_read": job.counts.segments,
+        "records_read": job.counts.records,
+        "keys": job.counts.keys,
+        "tombstones_removed": job.counts.tombstones_removed,
+    }
+    if is_dry_run:
+        table = Table("partitions", EXPECTED_COLUMNS, tuple(expected))
+        mode: dict[str, Value] = {"mode": "dry run: nothing is changed"}
+        return Report("compact", mode | figures, (table,), tuple(outcome.faults))
+    return Report("compact", figures | outcome.figures(), (outcome.table(),), tuple(outcome.faults))
+
+
+class _Compaction:
+    """One run of the job. Owned by the driver."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        bucket: Bucket,
+        outcome: Outcome,
+        *,
+        with_log: frozenset[TopicIdPartition],
+        progress: Progress,
+    ) -> None:
+        self._spark = spark
+        self._bucket = bucket
+        self._outcome = outcome
+        self._with_log = with_log
+        self._progress = progress
+        self._writer_id = f"{REWRITER_PREFIX}{secrets.token_hex(8)}"
+        self.counts = _Counts()
+
+    def expected(self, ranges: Sequence[CompactionRange]) -> list[tuple[Value, ...]]:
+        """Return what would become of some partitions in which something goes, under `EXPECTED_COLUMNS`."""
+        if not ranges:
+            return []
+        found = self._latest_records(ranges)
+        try:
+            runs = self._planned(ranges, found)
+        finally:
+            found.unpersist()
+        rows: list[tuple[Value, ...]] = []
+        for number, some in groupby(runs, key=attrgetter("number")):
+            of_partition, segments = list(some), ranges[number].segments
+            name = ranges[number].manifest.partition
+            parts = [segments[row] for run in of_partition for row in run.rows]
+            rows.append(
+                (
+                    name.topic,
+                    name.partition,
+                    name.topic_id,
+                    len(parts),
+                    len(of_partition),
+                    sum(part.size_bytes for part in parts),
+                    sum(run.expected_bytes for run in of_partition),
+                    sum(run.removed_records for run in of_partition),
+                )
+            )
+        return rows
+
+    def compact(self, ranges: Sequence[CompactionRange]) -> None:
+        """Compact some partitions, and swap those in which something goes."""
+        if not ranges:
+            return
+        found = self._latest_records(ranges)
+        try:
+            runs = self._planned(ranges, found)
+            outcomes = self._rewritten(ranges, runs, found) if runs else {}
+        finally:
+            found.unpersist()
+        for number, done in outcomes.items():
+            self._swap(ranges[number], done)
+
+    def _latest_records(self, ranges: Sequence[CompactionRange]) -> DataFrame:
+        """Return the latest record of each key in each partition, and a summary of each segment: computed."""
+        some = [
+            (number, share)
+            for number, one in enumerate(ranges)
+            for share in shares(one.manifest.partition, one.segments)
+        ]
+        rules = {number: one.rules for number, one in enumerate(ranges)}
+        rows = self._spark.sparkContext.parallelize(some, len(some)).flatMap(
+            KeyReader(self._bucket.config, rules)
+        )
+        latest = sql.max(sql.struct("offset", "row", "is_due", "records", "keyless", "fault"))
+        found = (
+            self._spark.createDataFrame(rows, KEY_SCHEMA, verifySchema=False)
+            .groupBy("partition", "summary_of", "key")
+            .agg(latest.alias("latest"))
+            .select("partition", "summary_of", "latest.*")
+            .persist(StorageLevel.MEMORY_AND_DISK)
+        )
+        with watched(self._spark, "reading keys", self._progress), failures_in_words():
+            found.count()
+        return found
+
+    def _planned(self, ranges: Sequence[CompactionRange], found: DataFrame) -> list[_PlannedRun]:
+        """Return which segments become one, in the partitions that could be read."""
+        counted = found.groupBy("partition", "row").agg(
+            sql.count_if(sql.expr(_IS_KEY)).alias("key_count"),
+            sql.count_if(sql.expr(_IS_KEPT)).alias("kept"),
+            sql.sum("records").alias("records"),
+            sql.sum("keyless").alias("keyless"),
+            sql.max("fault").alias("fault"),
+        )
+        remainders: dict[int, dict[int, Remainder]] = defaultdict(dict)
+        faulty: set[int] = set()
+        counts = self.counts
+        for row in counted.collect():
+            one = ranges[row.partition]
+            counts.segments += 1
+            counts.records += row.records
+            counts.keys += row.key_count
+            counts.tombstones_removed += row.key_count - row.kept
+            if row.fault is not None:
+                faulty.add(row.partition)
+                self._outcome.faults.append(f"{one.manifest.partition}: it is left as it is: {row.fault}")
+            remainders[row.partition][row.row] = Remainder(
+                one.segments[row.row], row.records, row.kept + row.keyless
+            )
+        planned: list[_PlannedRun] = []
+        limits = self._bucket.config.merge_settings.limits(segment_bytes=DEFAULT_SEGMENT_BYTES)
+        for number in sorted(remainders.keys() - faulty):
+            manifest, table = ranges[number].manifest, ranges[number].segments
+            of_partition = [remainder for _, remainder in sorted(remainders[number].items())]
+            up_to = job_limit_offset(manifest, has_log=manifest.partition in self._with_log)
+            for run in plan_rewrites(
+                manifest, of_partition, target_bytes=limits.target_bytes, joined_up_to=up_to
+            ):
+                first = table.row_at_or_after(run[0].segment.base_offset)
+                planned.append(
+                    _PlannedRun(
+                        number,
+                        range(first, first + len(run)),
+                        sum(each.records - each.kept for each in run),
+                        sum(each.expected_bytes for each in run),
+                    )
+                )
+        return planned
+
+    def _rewritten(
+        self, ranges: Sequence[CompactionRange], runs: Sequence[_PlannedRun], found: DataFrame
+    ) -> dict[int, list[Successor | str]]:
+        """Return, by partition, what became of its runs: a segment that is stored, or why there is none."""
+        spark = self._spark
+        tasks = [ranges[one.number].run_of(one.rows, removed_records=one.removed_records) for one in runs]
+        rewriter = RunRewriter(self._bucket.config, spark.sparkContext.broadcast(tasks), self._writer_id)
+        places = [(one.number, row, run) for run, one in enumerate(runs) for row in one.rows]
+        runs_of = spark.createDataFrame(places, "partition int, row int, run int")
+        # A bit for an offset. Spark counts its buckets from 1 for positive numbers only.
+        positive = sql.col("offset") + 1
+        bitmaps = (
+            found.where(_IS_KEPT)
+            .join(sql.broadcast(runs_of), ["partition", "row"])
+            .groupBy("run", sql.bitmap_bucket_number(positive).alias("bucket"))
+            .agg(sql.bitmap_construct_agg(sql.bitmap_bit_position(positive)).alias("bits"))
+            .groupBy("run")
+            .agg(sql.collect_list(sql.struct("bucket", "bits")).alias("bitmaps"))
+        )
+        all_runs = spark.range(len(runs)).select(sql.col("id").cast("int").alias("run"))
+        # A run of which nothing is left is one as well. As many tasks as runs: bitmaps are few bytes, and
+        # Spark would put all of them into one task.
+        todo = all_runs.join(bitmaps, "run", "left").repartition(len(runs), "run")
+        with watched(spark, "rewriting segments", self._progress), failures_in_words():
+            done = todo.rdd.map(rewriter).collect()
+        by_partition: dict[int, list[Successor | str]] = defaultdict(list)
+        for run, outcome in sorted(done, key=itemgetter(0)):
+            by_partition[runs[run].number].append(outcome)
+        return by_partition
+
+    def _swap(self, one: CompactionRange, done: Sequence[Successor | str]) -> None:
+        partition = one.manifest.partition
+        faults = [each for each in done if isinstance(each, str)]
+        if faults:
+            # Tombstones may have gone from some of the new segments, and what they hide is in the others.
+            self._outcome.faults += [f"{partition}: it is left as it is: {fault}" for fault in faults]
+            return
+        successors = [each for each in done if not isinstance(each, str)]
+        swapping = swap(self._bucket, partition, successors, self._outcome, kind=SwapKind.COMPACTED)
+        self._bucket.run(swapping)

@@ -1,0 +1,83 @@
+"""Which part of an archived partition is compacted, and by which rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import ObjectNotFound
+from tieringd.formats.object_keys import TopicKey, history_link_key
+from tieringd.model.segment import NO_TIMESTAMP
+from tieringd.spark.jobs.compaction_tasks import Run
+from tieringd.spark.latest_records import CompactionRules
+
+if TYPE_CHECKING:
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.segment_table import SegmentTable
+    from tieringd.spark.bucket import Bucket
+
+DELETE_RETENTION_MS: Final = 86_400_000
+"""How long tombstones stay: Kafka's own default."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactOptions:
+    """What is wanted of a compaction."""
+
+    delete_retention_ms: int = DELETE_RETENTION_MS
+    """Tombstones that are older than that go, by their own timestamps."""
+    min_compaction_lag_ms: int = 0
+    """A segment with a record younger than that stays as it is, and so do all that follow."""
+    drops_keyless: bool = False
+    """Whether records without a key go: Kafka's cleaner drops them, and nobody can bring them back."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionRange:
+    """What is compacted of one partition: its oldest segments, up to some point."""
+
+    manifest: PartitionManifest
+    """With all its history."""
+    segments: SegmentTable
+    rules: CompactionRules
+
+    def run_of(self, rows: range, *, removed_records: int) -> Run:
+        """Return what a task has to know to make one segment of some, which loses so many records."""
+        segments = self.segments
+        parts = tuple(segments[row] for row in rows)
+        return Run(self.manifest.partition, parts, self.rules, removed_records)
+
+
+async def compaction_range(
+    bucket: Bucket, manifest: PartitionManifest, options: CompactOptions, *, now_ms: int
+) -> CompactionRange:
+    """
+    Return what is compacted of a partition at the time *now_ms*.
+
+    Where the topic goes on from an older archive tombstones stay: what they hide may lie there.
+    """
+    limit_ms = now_ms - options.min_compaction_lag_ms
+    rows = 0
+    for newest_ms, uploaded_at_ms in zip(
+        manifest.segments.column("max_timestamp_ms"), manifest.segments.column("uploaded_at_ms"), strict=True
+    ):
+        if (uploaded_at_ms if newest_ms == NO_TIMESTAMP else newest_ms) > limit_ms:
+            break
+        rows += 1
+    goes_on = await _goes_on_from_another(bucket, manifest)
+    rules = CompactionRules(
+        manifest.start_offset,
+        None if goes_on else now_ms - options.delete_retention_ms,
+        drops_keyless=options.drops_keyless,
+    )
+    return CompactionRange(manifest, manifest.segments.head(rows), rules)
+
+
+async def _goes_on_from_another(bucket: Bucket, manifest: PartitionManifest) -> bool:
+    partition = manifest.partition
+    key = history_link_key(TopicKey(partition.cluster, partition.topic, partition.topic_id))
+    try:
+        await bucket.store.head(key)
+    except ObjectNotFound:
+        return False
+    return True

@@ -1,0 +1,149 @@
+"""What Spark's executors do for a compaction: tell the keys of segments, and rewrite runs of them."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from tieringd.archive.segment_rewriter import SegmentRewriter
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.spark.bucket import bucket_of
+from tieringd.spark.latest_records import LatestCut, LatestKeys
+from tieringd.spark.whole_segment import batches_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+    from pyspark import Broadcast
+    from pyspark.sql import Row
+
+    from tieringd.archive.segment_swap import Successor
+    from tieringd.config import Config
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.spark.jobs.chosen import Share
+    from tieringd.spark.latest_records import CompactionRules
+
+KEYS_HELD_MAX: Final = 500_000
+"""Keys that a task holds before it hands them on: a segment seldom has more, and memory has a bound."""
+KEY_SCHEMA: Final = (
+    "partition int, summary_of int, key binary, offset bigint, row int, is_due boolean, records bigint, "
+    "keyless bigint, fault string"
+)
+"""Of `KeyRow`."""
+BITMAP_OFFSETS: Final = 32_768
+"""What one of Spark's own bitmaps tells of."""
+
+
+class KeyRow(NamedTuple):
+    """A key's latest record so far, or the summary of a segment."""
+
+    partition: int
+    """Its number in the job's list."""
+    summary_of: int
+    """The row of the segment that this sums up; -1 for a key."""
+    key: bytes | None
+    offset: int
+    row: int
+    """Of the segment in its partition."""
+    is_due: bool = False
+    """Whether the key's record is a tombstone that goes."""
+    records: int = 0
+    keyless: int = 0
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyReader:
+    """Read the keys of shares. Runs on an executor."""
+
+    config: Config
+    rules: Mapping[int, CompactionRules]
+    """By the numbers of partitions."""
+    keys_held_max: int = KEYS_HELD_MAX
+
+    def __call__(self, numbered: tuple[int, Share]) -> Iterator[KeyRow]:
+        """Yield the rows of a share of the partition with this number."""
+        partition, share = numbered
+        for row, segment in enumerate(share.segments, share.first_row):
+            yield from self._segment(partition, share.partition, row, segment)
+
+    def _segment(
+        self, number: int, partition: TopicIdPartition, row: int, segment: RemoteSegment
+    ) -> Iterator[KeyRow]:
+        bucket, summary = bucket_of(self.config), KeyRow(number, row, None, -1, row)
+        try:
+            index = bucket.run(bucket.indexes.index_of(partition, segment))
+            keys = LatestKeys(index, self.rules[number])
+            for batch in batches_of(bucket, partition, segment):
+                keys.note(batch)
+                if len(keys.latest) >= self.keys_held_max:
+                    yield from _key_rows(number, row, keys.latest)
+                    keys.latest = {}
+            yield from _key_rows(number, row, keys.latest)
+        except (CorruptDataError, ObjectNotFound) as error:
+            yield summary._replace(fault=str(error))
+        else:
+            yield summary._replace(records=keys.records, keyless=keys.keyless)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring segments that become one."""
+
+    partition: TopicIdPartition
+    parts: tuple[RemoteSegment, ...]
+    rules: CompactionRules
+    removed_records: int
+    """How many go, as they were counted when their keys were read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRewriter:
+    """Rewrite runs. Runs on an executor."""
+
+    config: Config
+    runs: Broadcast[list[Run]]
+    writer_id: str
+
+    def __call__(self, row: Row) -> tuple[int, Successor | str]:
+        """Return the run's number, and what was stored of it, or why nothing was."""
+        run, bucket = self.runs.value[row.run], bucket_of(self.config)
+        rewriter = SegmentRewriter(
+            bucket.store,
+            bucket.reader,
+            writer_id=self.writer_id,
+            work_directory=Path(tempfile.gettempdir()),
+        )
+        cut = LatestCut(offsets_in(row.bitmaps or ()), run.rules)
+        try:
+            successor = bucket.run(rewriter.rewrite(run.partition, run.parts, cut))
+        except (CorruptDataError, ObjectNotFound) as error:
+            return row.run, str(error)
+        if successor.removed_records != run.removed_records:
+            # What Spark had lost it has read again, and found otherwise: an object may have been missing.
+            return row.run, (
+                f"{successor.removed_records} records would go of the segments from offset "
+                f"{run.parts[0].base_offset} on, and {run.removed_records} were to. Run the job again"
+            )
+        return row.run, successor
+
+
+def offsets_in(bitmaps: Iterable[tuple[int, bytes]]) -> NDArray[np.int64]:
+    """Return the offsets, ascending, that Spark's *bitmaps* hold: each has a bucket and its bits."""
+    found = [
+        np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
+        + (bucket - 1) * BITMAP_OFFSETS
+        for bucket, bits in sorted(bitmaps)
+    ]
+    return np.concatenate(found).astype(np.int64) if found else np.empty(0, np.int64)
+
+
+def _key_rows(number: int, row: int, latest: Mapping[bytes, tuple[int, bool]]) -> Iterator[KeyRow]:
+    for key, (offset, is_due) in latest.items():
+        yield KeyRow(number, -1, key, offset, row, is_due)

@@ -1,0 +1,112 @@
+"""
+What an erasure would find: the segments that have one of some keys. Nothing is stored, and no record of it.
+
+A segment is read up to the first such record, so this takes no longer than the erasure.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tieringd.archive.segment_rewriter import SegmentRewriter
+from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
+from tieringd.model.segment import REWRITER_PREFIX
+from tieringd.spark.bucket import bucket_of
+from tieringd.spark.jobs.chosen import chosen_partitions, shares
+from tieringd.spark.jobs.progress import silent
+from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.tasks import run_tasks
+from tieringd.spark.key_eraser import ErasureCut
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from pyspark import Broadcast
+    from pyspark.sql import SparkSession
+
+    from tieringd.config import Config
+    from tieringd.spark.jobs.chosen import Share
+    from tieringd.spark.jobs.progress import Progress
+    from tieringd.spark.jobs.report import Value
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What there is in a share."""
+
+    segments: int = 0
+    size_bytes: int = 0
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _KeyFinder:
+    """Look for keys in the segments of a share. Runs on an executor."""
+
+    config: Config
+    keys: Broadcast[frozenset[bytes]]
+
+    def __call__(self, share: Share) -> _Found:
+        """Count the segments that have one of the keys."""
+        bucket, partition = bucket_of(self.config), share.partition
+        rewriter = SegmentRewriter(
+            bucket.store,
+            bucket.reader,
+            writer_id=REWRITER_PREFIX,
+            work_directory=Path(tempfile.gettempdir()),
+        )
+        sizes, faults = [], []
+        for segment in share.segments:
+            try:
+                if bucket.run(rewriter.removes_any(partition, segment, ErasureCut(self.keys.value))):
+                    sizes.append(segment.size_bytes)
+            except (CorruptDataError, ObjectNotFound) as error:
+                faults.append(f"{partition}: a segment may have one of the keys: {error}")
+        return _Found(len(sizes), sum(sizes), tuple(faults))
+
+
+def search(
+    spark: SparkSession,
+    config: Config,
+    *,
+    topics: Sequence[str],
+    keys: Collection[bytes],
+    progress: Progress = silent,
+) -> Report:
+    """
+    Say which partitions of *topics*, which are names or patterns, have records with one of *keys*.
+
+    Raises:
+        ConfigError: There is no key.
+        ObjectNotFound: The bucket holds no such topic.
+        TaskFailed: The store is away, or an operator must act.
+    """
+    if not keys:
+        raise ConfigError("no key is given: nothing can be found")
+    bucket = bucket_of(config)
+    chosen = bucket.run(chosen_partitions(bucket, topics))
+    todo = [share for one in chosen.partitions for share in shares(one.partition, one.segments)]
+    finder = _KeyFinder(config, spark.sparkContext.broadcast(frozenset(keys)))
+    found = run_tasks(spark, "looking for keys", todo, finder, progress=progress)
+    rows: list[tuple[Value, ...]] = []
+    for one in chosen.partitions:
+        of_it = [each for share, each in zip(todo, found, strict=True) if share.partition == one.partition]
+        segments, size_bytes = sum(each.segments for each in of_it), sum(each.size_bytes for each in of_it)
+        if segments:
+            name = one.partition
+            rows.append((name.topic, name.partition, name.topic_id, segments, size_bytes))
+    figures: dict[str, Value] = {
+        "mode": "dry run: nothing is changed",
+        "keys": len(set(keys)),
+        "topics": len(chosen.topics),
+        "partitions": len(chosen.partitions),
+        "segments_read": sum(len(one.segments) for one in chosen.partitions),
+        "segments_to_rewrite": sum(each.segments for each in found),
+        "size_bytes_to_rewrite": sum(each.size_bytes for each in found),
+    }
+    columns = ("topic", "partition", "topic_id", "segments_to_rewrite", "size_bytes_to_rewrite")
+    faults = (*chosen.faults, *(fault for each in found for fault in each.faults))
+    return Report("erase", figures, (Table("partitions", columns, tuple(rows)),), faults)

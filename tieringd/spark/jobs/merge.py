@@ -1,0 +1,180 @@
+"""
+Merging the small segments of whole archives, spilled history included.
+
+What becomes one is decided as a daemon decides it (`policies.segment_merge`). Where the store can join
+objects itself, executors only ask it to; else the bytes go through them. Runs are swapped some at a time. A
+job that dies leaves the rest as it was, and another run does that.
+
+Compacted topics are left alone, where the configuration knows them for such.
+"""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tieringd.archive.merged_objects import PreparedMerge, index_of_parts, store_merged
+from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archive.segment_swap import Successor
+from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
+from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
+from tieringd.model.segment import JOB_PREFIX
+from tieringd.policies.segment_merge import job_limit_offset, plan_merges
+from tieringd.spark.bucket import bucket_of
+from tieringd.spark.jobs.chosen import chosen_partitions
+from tieringd.spark.jobs.progress import silent, watched
+from tieringd.spark.jobs.report import Report
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap
+from tieringd.spark.jobs.tasks import failures_in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import SparkSession
+
+    from tieringd.config import Config
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.jobs.progress import Progress
+    from tieringd.spark.jobs.report import Value
+
+RUNS_AT_ONCE: Final = 1_000
+"""Runs between two rounds of swaps."""
+_EVERYTHING: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """Segments that become one."""
+
+    partition: TopicIdPartition
+    parts: tuple[RemoteSegment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What came of a task."""
+
+    task: _Task
+    merge: PreparedMerge | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Merger:
+    """Merge runs. Runs on an executor."""
+
+    config: Config
+    job_id: str
+
+    def __call__(self, task: _Task) -> _Done:
+        """Store the objects of what a run becomes."""
+        bucket = bucket_of(self.config)
+        try:
+            return _Done(task, bucket.run(self._merged(bucket, task)))
+        except (ChecksumRejected, CorruptDataError, ObjectNotFound) as error:
+            return _Done(task, None, str(error))
+
+    async def _merged(self, bucket: Bucket, task: _Task) -> PreparedMerge:
+        return await store_merged(
+            bucket.store,
+            ObjectJoiner(bucket.store, work_directory=Path(tempfile.gettempdir())),
+            task.partition,
+            task.parts,
+            await index_of_parts(bucket.indexes, task.partition, task.parts),
+            leader_epoch=max(part.leader_epoch for part in task.parts),
+            writer_id=f"{JOB_PREFIX}{self.job_id}",
+        )
+
+
+def merge(
+    spark: SparkSession,
+    config: Config,
+    *,
+    topics: Sequence[str],
+    has_broker: bool = True,
+    delete_after_ms: int | None = None,
+    progress: Progress = silent,
+) -> Report:
+    """
+    Merge adjacent small segments in the archives of *topics*, which are names or patterns.
+
+    By `cloud_storage_segment_size_target` and `_min`. What a broker's log may still hold stays as it is,
+    unless the topic is deleted there, or there is no broker any more: *has_broker* is false. What is replaced
+    is deleted by the daemon that archives the topic. Where there is none, this deletes what was replaced at
+    least *delete_after_ms* ago.
+
+    Raises:
+        ObjectNotFound: The bucket holds no such topic.
+        StorageError: An operator must act. Runs are as they were, or merged.
+        StorageUnavailable: The store is away; likewise.
+        TaskFailed: An executor could not do its part; likewise.
+    """
+    bucket, outcome = bucket_of(config), Outcome()
+    chosen = bucket.run(chosen_partitions(bucket, topics))
+    outcome.faults += chosen.faults
+    compacted = {one.key for one in chosen.topics if config.topic(one.key.topic, {}, one).is_compacted}
+    names = {(one.cluster, one.topic, one.topic_id) for one in compacted}
+    partitions = [
+        one
+        for one in chosen.partitions
+        if (one.partition.cluster, one.partition.topic, one.partition.topic_id) not in names
+    ]
+    todo = [
+        task
+        for one in partitions
+        for task in _planned(config, one, has_log=has_broker and one.partition not in chosen.without_log)
+    ]
+    merger, host_bytes = _Merger(config, secrets.token_hex(8)), 0
+    for begin in range(0, len(todo), RUNS_AT_ONCE):
+        some = todo[begin : begin + RUNS_AT_ONCE]
+        with watched(spark, "merging segments", progress), failures_in_words():
+            done = spark.sparkContext.parallelize(some, len(some)).map(merger).collect()
+        host_bytes += _swap(bucket, done, outcome)
+    if delete_after_ms is not None:
+        named = [one.partition for one in partitions]
+        bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))
+    figures: dict[str, Value] = {
+        "topics": len(chosen.topics),
+        "compacted_topics_left": len(compacted),
+        "partitions": len(partitions),
+        "runs": len(todo),
+        "bytes_through_executors": host_bytes,
+    }
+    return Report("merge", figures | outcome.figures(), (outcome.table(),), tuple(outcome.faults))
+
+
+def _planned(config: Config, manifest: PartitionManifest, *, has_log: bool) -> list[_Task]:
+    """Return the runs of an archive that has its history, as far as no log may hold the same."""
+    limits = replace(
+        config.merge_settings.limits(segment_bytes=DEFAULT_SEGMENT_BYTES),
+        runs_max=_EVERYTHING,
+        rows_max=_EVERYTHING,
+    )
+    return [
+        _Task(manifest.partition, manifest.segments.overlapping(run.base_offset, run.next_offset))
+        for run in plan_merges(manifest, limits, up_to=job_limit_offset(manifest, has_log=has_log)).runs
+    ]
+
+
+def _swap(bucket: Bucket, done: Sequence[_Done], outcome: Outcome) -> int:
+    """Swap what was merged; return how many bytes came through executors."""
+    merges: dict[TopicIdPartition, list[PreparedMerge]] = defaultdict(list)
+    for one in done:
+        if one.merge is None:
+            offset = one.task.parts[0].base_offset
+            outcome.faults.append(
+                f"{one.task.partition}: the segments from offset {offset} on stay as they are: {one.fault}"
+            )
+        else:
+            merges[one.task.partition].append(one.merge)
+    for partition, some in merges.items():
+        successors = [Successor(each.parts, each.segment) for each in some]
+        bucket.run(swap(bucket, partition, successors, outcome, kind=SwapKind.MERGED))
+    return sum(each.host_bytes for some in merges.values() for each in some)

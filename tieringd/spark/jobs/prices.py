@@ -1,0 +1,119 @@
+"""
+What an object store costs: a price list, and how many requests an upload takes.
+
+The lists here are the stores' public ones for a region of the United States at the time that is named, of
+the first tier and without any discount. An operator gives others in a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import yaml
+
+from tieringd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from tieringd.config import Config
+
+_BESIDE_PARTS: Final = {"s3": 2, "azure": 1}
+"""Requests of an upload in parts that carry no part: those that begin and complete it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The prices of one storage class."""
+
+    label: str
+    """Whose they are, and of when."""
+    currency: str
+    storage_gib_month: float
+    """For a GiB that is kept for a month; stores call it a GB."""
+    writes_1000: float
+    """For a thousand requests that write."""
+
+    def storage_cost(self, size_bytes: int) -> float:
+        """Return what a month of so many bytes costs."""
+        return size_bytes / (1 << 30) * self.storage_gib_month
+
+    def write_cost(self, requests: int) -> float:
+        """Return what so many writing requests cost."""
+        return requests / 1000 * self.writes_1000
+
+
+LIST_PRICES: Final[Mapping[str, Prices]] = {
+    "aws": Prices("S3 Standard, us-east-1, list price of 2025", "USD", 0.023, 0.005),
+    "google": Prices("Cloud Storage Standard, us-central1, list price of 2025", "USD", 0.020, 0.005),
+    "azure": Prices("Blob Storage Hot LRS, East US, list price of 2025", "USD", 0.0184, 0.005),
+}
+"""By backend."""
+
+
+def prices_of(config: Config, path: Path | None) -> Prices | None:
+    """
+    Return the prices in the file *path*, else the list prices of the configured store; None without any.
+
+    Raises:
+        ConfigError: The file is none of prices.
+    """
+    if path is None:
+        return LIST_PRICES.get(config.backend or "")
+    try:
+        document = yaml.safe_load(path.read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    return _prices(document, path)
+
+
+def _prices(document: Any, path: Path) -> Prices:
+    numbers = ("storage_gib_month", "writes_1000")
+    texts = {"label": f"{path.name}", "currency": "USD"}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is no list of prices", hint=f"It has to have {' and '.join(numbers)}")
+    problems = [f"{key}: there is no such key" for key in document if key not in {*numbers, *texts}]
+    problems += [
+        f"{key}: expected a number that is not negative"
+        for key in numbers
+        if isinstance(document.get(key), bool)
+        or not isinstance(document.get(key), int | float)
+        or document[key] < 0
+    ]
+    if problems:
+        raise ConfigError(f"{path} is wrong", problems=tuple(problems))
+    return Prices(
+        str(document.get("label", texts["label"])),
+        str(document.get("currency", texts["currency"])),
+        float(document["storage_gib_month"]),
+        float(document["writes_1000"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRequests:
+    """How many writing requests it takes to store an object, by its size."""
+
+    parts_from_bytes: int | None
+    """An object of that many bytes or more goes up in parts; None where all go in one piece."""
+    part_bytes: int
+    beside_parts: int
+
+    @classmethod
+    def of(cls, config: Config) -> UploadRequests:
+        """Return how the configured store is written to."""
+        beside = _BESIDE_PARTS.get(config.store_kind or "")
+        threshold = config.cloud_storage_multipart_threshold_bytes if beside is not None else None
+        return cls(threshold, config.cloud_storage_multipart_part_size_bytes, beside or 0)
+
+    def of_object(self, size_bytes: int) -> int:
+        """Return the requests of one object."""
+        if self.parts_from_bytes is None or size_bytes < self.parts_from_bytes:
+            return 1
+        return -(-size_bytes // self.part_bytes) + self.beside_parts
+
+    def of_segment(self, size_bytes: int) -> int:
+        """Return the requests of a segment: its data, its index, and the commit that names it."""
+        return self.of_object(size_bytes) + 2

@@ -1,0 +1,300 @@
+"""
+Rebuild: manifests made again from the objects that they named, for when they are lost or damaged.
+
+The driver lists the bucket and decides; executors read indexes, and where one is missing the data. Nothing
+is written unless that is asked for, readable manifests are left alone unless that is asked for too, and
+nothing is ever deleted. Run again, it finds what is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from tieringd.archive.rebuild.manifest_writer import ManifestWriter
+from tieringd.archive.rebuild.object_listing import list_partitions
+from tieringd.archive.rebuild.recorded_rewritings import recorded_rewritings
+from tieringd.archive.rebuild.standing import PartitionStanding, Standing, standing_of
+from tieringd.archive.rebuild.stored_segments import Unusable
+from tieringd.archive.scrub.owners import Owners
+from tieringd.errors import ObjectNotFound, TieringError
+from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.model.segment import JOB_PREFIX
+from tieringd.policies.manifest_rebuild import RebuildPlan, kept_from, plan_rebuild, rebuilt_manifest
+from tieringd.spark.bucket import bucket_of, now_ms
+from tieringd.spark.jobs.progress import silent
+from tieringd.spark.jobs.rebuild_report import RebuiltPartition, RebuiltTopic, rebuild_report
+from tieringd.spark.jobs.rebuild_tasks import (
+    plan_index_tasks,
+    plan_read_tasks,
+    read_segments,
+    remake_indexes,
+)
+from tieringd.spark.jobs.tasks import spread_over
+from tieringd.spark.jobs.topic_choice import is_chosen_by
+from tieringd.storage.at_once import at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from tieringd.archive.rebuild.object_listing import ListedPartition
+    from tieringd.archive.rebuild.recorded_rewritings import RecordedRewritings
+    from tieringd.config import Config
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.policies.manifest_rebuild import StoredSegment
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.jobs.progress import Progress
+    from tieringd.spark.jobs.report import Report
+    from tieringd.spark.jobs.tasks import Spread
+
+PARTITIONS_AT_ONCE: Final = 16
+BATCH_OBJECTS: Final = 100_000
+"""Data objects whose partitions are rebuilt together: what they tell is held in the driver's memory."""
+GAP_REASON: Final = "no object of these offsets was in the bucket when the manifest was rebuilt"
+UNDECIDED: Final = "its index is missing, and the archive does not tell how a transaction in it ended"
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildOptions:
+    """What an operator wants of a rebuild."""
+
+    write: bool = False
+    replace: bool = False
+    """Write over manifests that can be read."""
+    deep: bool = False
+    """Read all data, and believe no index."""
+
+
+def rebuild(
+    spark: SparkSession,
+    config: Config,
+    *,
+    topics: Sequence[str] = (),
+    write: bool = False,
+    replace: bool = False,
+    deep: bool = False,
+    progress: Progress = silent,
+) -> Report:
+    """
+    Make the manifests of *topics*, names or patterns, again from what the bucket holds of them.
+
+    Without *write* nothing is changed, and the report says what would be. With *replace*, manifests that
+    can be read are made again too. *deep* reads every data object whole.
+
+    Raises:
+        ObjectNotFound: *topics* match nothing.
+        StorageUnavailable: The store does not answer; what was written stays, and is found by the next run.
+        TaskFailed: An executor could not do its part.
+    """
+    begun = time.monotonic()
+    options = RebuildOptions(write, replace, deep)
+    whole = Rebuild(config, bucket_of(config), options, spread_over(spark, progress))
+    partitions, of_topics = whole.run(topics)
+    return rebuild_report(partitions, of_topics, is_written=write, seconds=time.monotonic() - begun)
+
+
+class Rebuild:
+    """One rebuild of a bucket; *spread* has the tasks done."""
+
+    def __init__(self, config: Config, bucket: Bucket, options: RebuildOptions, spread: Spread) -> None:
+        self._config = config
+        self._bucket = bucket
+        self._options = options
+        self._spread = spread
+        self._owners = Owners(bucket.store, bucket.manifests)
+        self._writer = ManifestWriter(
+            bucket.store,
+            bucket.manifests,
+            writer_id=JOB_PREFIX,
+            now_ms=now_ms,
+            target_bytes=config.cloud_storage_target_manifest_size_bytes,
+        )
+
+    def run(self, topics: Sequence[str]) -> tuple[list[RebuiltPartition], list[RebuiltTopic]]:
+        """Rebuild the partitions of *topics*; see `rebuild`."""
+        bucket = self._bucket
+        listed = bucket.run(list_partitions(bucket.store, is_chosen_by(topics)))
+        if topics and not listed:
+            raise ObjectNotFound(f"the bucket holds no object of a topic that matches {', '.join(topics)}")
+        standings = bucket.run(at_once(sorted(listed), self._standing, count=PARTITIONS_AT_ONCE))
+        done: list[RebuiltPartition] = []
+        wanted: list[PartitionStanding] = []
+        for one in standings:
+            is_wanted = one.standing.may_be_written(replace=self._options.replace)
+            if is_wanted and listed[one.partition].data:
+                wanted.append(one)
+            else:
+                done.append(RebuiltPartition(one))
+        for batch in _batches(wanted, listed):
+            done += self._rebuild(batch, {one.partition: listed[one.partition] for one in batch})
+        leaving = {_topic_key(one.partition) for one in standings if one.standing is Standing.LEAVING}
+        return done, bucket.run(self._topics(listed, leaving))
+
+    async def _standing(self, partition: TopicIdPartition) -> PartitionStanding:
+        return standing_of(await self._owners.owner(partition))
+
+    def _rebuild(
+        self, batch: Sequence[PartitionStanding], listed: Mapping[TopicIdPartition, ListedPartition]
+    ) -> list[RebuiltPartition]:
+        stored, unusable = self._read(listed)
+        recorded = dict(
+            self._bucket.run(at_once(list(listed.items()), self._recorded, count=PARTITIONS_AT_ONCE))
+        )
+        before = {one.partition: one for one in batch}
+        plans: dict[TopicIdPartition, RebuildPlan] = {}
+        waiting = set(before)
+        while waiting:
+            for partition in waiting:
+                start_offset = kept_from(before[partition].known)
+                plans[partition] = plan_rebuild(
+                    stored[partition], start_offset=start_offset, recorded=recorded[partition].found
+                )
+            waiting = self._with_indexes(plans, before, stored, unusable)
+        manifests = {
+            partition: self._manifest(plan, before[partition])
+            for partition, plan in plans.items()
+            if plan.chosen
+        }
+
+        async def finished(one: PartitionStanding) -> RebuiltPartition:
+            manifest = manifests.get(one.partition)
+            error = ""
+            if manifest is not None and self._options.write:
+                try:
+                    await self._writer.write(one, manifest, leader_epoch=_newest_epoch(stored[one.partition]))
+                except TieringError as failed:
+                    # The others are written all the same.
+                    error = str(failed)
+            return RebuiltPartition(
+                one,
+                manifest,
+                plans[one.partition],
+                tuple(unusable[one.partition]),
+                recorded[one.partition].faults,
+                is_written=self._options.write and manifest is not None and not error,
+                error=error,
+            )
+
+        return self._bucket.run(at_once(batch, finished, count=PARTITIONS_AT_ONCE))
+
+    async def _recorded(
+        self, one: tuple[TopicIdPartition, ListedPartition]
+    ) -> tuple[TopicIdPartition, RecordedRewritings]:
+        partition, listed = one
+        return partition, await recorded_rewritings(self._bucket.store, partition, listed)
+
+    def _read(
+        self, listed: Mapping[TopicIdPartition, ListedPartition]
+    ) -> tuple[
+        defaultdict[TopicIdPartition, list[StoredSegment]], defaultdict[TopicIdPartition, list[Unusable]]
+    ]:
+        """Return what is stored of each partition, and what of it is of no use."""
+        tasks = plan_read_tasks(
+            {partition: one.segments() for partition, one in listed.items()}, deep=self._options.deep
+        )
+        work = partial(read_segments, self._config, deep=self._options.deep)
+        stored: defaultdict[TopicIdPartition, list[StoredSegment]] = defaultdict(list)
+        unusable: defaultdict[TopicIdPartition, list[Unusable]] = defaultdict(list)
+        for partition, found in self._spread("read what is stored", tasks, work):
+            for one in found:
+                if isinstance(one, Unusable):
+                    unusable[partition].append(one)
+                else:
+                    stored[partition].append(one)
+        return stored, unusable
+
+    def _with_indexes(
+        self,
+        plans: dict[TopicIdPartition, RebuildPlan],
+        before: Mapping[TopicIdPartition, PartitionStanding],
+        stored: dict[TopicIdPartition, list[StoredSegment]],
+        unusable: Mapping[TopicIdPartition, list[Unusable]],
+    ) -> set[TopicIdPartition]:
+        """Make lost indexes of chosen segments again; return the partitions that have to be planned anew."""
+        lost = {
+            partition: [one.segment for one in plan.chosen if not one.has_index]
+            for partition, plan in plans.items()
+        }
+        tasks = plan_index_tasks(
+            (self._manifest(plans[partition], before[partition]), segments)
+            for partition, segments in lost.items()
+            if segments
+        )
+        work = partial(remake_indexes, self._config, write=self._options.write)
+        remade: defaultdict[TopicIdPartition, dict[RemoteSegment, RemoteSegment | None]] = defaultdict(dict)
+        for partition, some in self._spread("make lost indexes again", tasks, work):
+            remade[partition].update(some)
+        for partition, named in remade.items():
+            kept: list[StoredSegment] = []
+            for one in stored[partition]:
+                segment = named.get(one.segment, one.segment)
+                if segment is None:
+                    key, old = data_key(partition, one.segment), one.segment
+                    unusable[partition].append(Unusable(key, old.base_offset, old.last_offset, UNDECIDED))
+                else:
+                    kept.append(
+                        replace(one, segment=segment, has_index=one.has_index or one.segment in named)
+                    )
+            stored[partition] = kept
+        return set(remade)
+
+    def _manifest(self, plan: RebuildPlan, before: PartitionStanding) -> PartitionManifest:
+        return rebuilt_manifest(
+            before.partition, plan, gap_reason=GAP_REASON, now_ms=now_ms(), known=before.known
+        )
+
+    async def _topics(
+        self, listed: Mapping[TopicIdPartition, ListedPartition], leaving: set[TopicKey]
+    ) -> list[RebuiltTopic]:
+        """See that every topic has a manifest that leads to its partitions; these are there by now."""
+        by_topic: defaultdict[TopicKey, list[TopicIdPartition]] = defaultdict(list)
+        for partition, one in listed.items():
+            if one.has_manifest or one.data:
+                by_topic[_topic_key(partition)].append(partition)
+
+        async def ensured(key: TopicKey) -> RebuiltTopic:
+            partitions = by_topic[key]
+            count = 1 + max(one.partition for one in partitions)
+            times = [listed[one].oldest_ms for one in partitions]
+            created_at_ms = min((one for one in times if one is not None), default=now_ms())
+            try:
+                is_needed = await self._writer.ensure_topic(
+                    key, partition_count=count, created_at_ms=created_at_ms, write=self._options.write
+                )
+            except TieringError as error:
+                return RebuiltTopic(key, count, is_needed=True, is_written=False, error=str(error))
+            return RebuiltTopic(key, count, is_needed=is_needed, is_written=is_needed and self._options.write)
+
+        keys = sorted(by_topic.keys() - leaving, key=lambda one: (one.cluster, one.topic, one.topic_id))
+        return await at_once(keys, ensured, count=PARTITIONS_AT_ONCE)
+
+
+def _batches(
+    wanted: Sequence[PartitionStanding], listed: Mapping[TopicIdPartition, ListedPartition]
+) -> Iterator[list[PartitionStanding]]:
+    batch: list[PartitionStanding] = []
+    objects = 0
+    for one in wanted:
+        batch.append(one)
+        objects += len(listed[one.partition].data)
+        if objects >= BATCH_OBJECTS:
+            yield batch
+            batch, objects = [], 0
+    if batch:
+        yield batch
+
+
+def _newest_epoch(stored: Sequence[StoredSegment]) -> int:
+    """Return the newest leader epoch that anything was stored under: nobody older may write the manifest."""
+    return max(one.segment.leader_epoch for one in stored)
+
+
+def _topic_key(partition: TopicIdPartition) -> TopicKey:
+    return TopicKey(partition.cluster, partition.topic, partition.topic_id)

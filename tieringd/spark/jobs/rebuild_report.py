@@ -1,0 +1,217 @@
+"""What a rebuild says at its end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from tieringd.archive.rebuild.standing import PartitionStanding, Standing
+from tieringd.formats.object_keys import data_key
+from tieringd.spark.jobs.report import Report, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tieringd.archive.rebuild.stored_segments import Unusable
+    from tieringd.formats.object_keys import TopicKey
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.policies.manifest_rebuild import RebuildPlan
+    from tieringd.spark.jobs.report import Value
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltPartition:
+    """What became of one partition."""
+
+    before: PartitionStanding
+    manifest: PartitionManifest | None = None
+    """The rebuilt one; None where the partition was left alone, or nothing of it is of use."""
+    plan: RebuildPlan | None = None
+    unusable: tuple[Unusable, ...] = ()
+    damaged_records: tuple[str, ...] = ()
+    """Why records of rewritings cannot be read."""
+    is_written: bool = False
+    error: str = ""
+    """Why it was not written."""
+
+    @property
+    def outcome(self) -> str:
+        """Return what was done, in words."""
+        if self.error:
+            return "not written"
+        if self.is_written:
+            return "written"
+        if self.manifest is not None:
+            return "would be written"
+        return "left alone" if self.plan is None else "nothing to write"
+
+    def faults(self) -> Iterator[str]:
+        """Yield what an operator has to look at."""
+        name = self.before.partition
+        if self.error:
+            yield f"{name}: {self.error}"
+        if self.manifest is None and self.before.standing is Standing.BROKEN:
+            yield f"{name}: {self.before.detail}. The manifest can be read: give --replace to have it rebuilt"
+        for fault in self.damaged_records:
+            yield f"{name}: a record of what a job rewrote is left out: {fault}"
+        for stored in self.plan.unfinished if self.plan else ():
+            segment = stored.segment
+            yield (
+                f"{name}: offsets {segment.base_offset} to {segment.last_offset} are as a job left them that "
+                "took records out, and nothing says that it came to its end: older values may be back. "
+                f"Nothing else holds these offsets: {data_key(name, segment)}"
+            )
+        for one in self.unusable:
+            if self._is_missed(one):
+                yield (
+                    f"{name}: offsets {one.base_offset} to {one.last_offset} are not all in the archive any "
+                    f"more: {one.key}: {one.reason}"
+                )
+
+    def _is_missed(self, one: Unusable) -> bool:
+        """Say whether offsets of an object that is of no use are in no other one."""
+        manifest = self.manifest
+        if manifest is None:
+            return True
+        if one.base_offset < manifest.start_offset or one.last_offset >= manifest.next_offset:
+            return True
+        return any(
+            gap.base_offset <= one.last_offset and one.base_offset <= gap.last_offset for gap in manifest.gaps
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltTopic:
+    """What became of one topic manifest."""
+
+    key: TopicKey
+    partition_count: int
+    is_needed: bool
+    """Whether it was missing, damaged, or did not lead to all partitions."""
+    is_written: bool
+    error: str = ""
+
+
+def rebuild_report(
+    partitions: Sequence[RebuiltPartition],
+    topics: Sequence[RebuiltTopic],
+    *,
+    is_written: bool,
+    seconds: float,
+) -> Report:
+    """Put together what was done, or would be."""
+    standings = Counter(one.before.standing for one in partitions)
+    outcomes = Counter(one.outcome for one in partitions)
+    manifests = [one.manifest for one in partitions if one.manifest is not None]
+    figures: dict[str, Value] = {
+        "mode": "write" if is_written else "dry run: nothing is changed without --write",
+        "partitions": len(partitions),
+        **{f"manifests_{one.value}": standings[one] for one in Standing},
+        "partitions_to_write": outcomes["would be written"],
+        "partitions_written": outcomes["written"],
+        "partitions_failed": outcomes["not written"],
+        "topic_manifests_to_write": sum(one.is_needed and not one.is_written for one in topics),
+        "topic_manifests_written": sum(one.is_written for one in topics),
+        "segments": sum(one.segment_count for one in manifests),
+        "size_bytes": sum(one.size_bytes for one in manifests),
+        "gap_offsets": sum(one.gap_offsets for one in manifests),
+        "objects_left_out": sum(len(one.plan.left_out) for one in partitions if one.plan),
+        "objects_unfinished": sum(len(one.plan.unfinished) for one in partitions if one.plan),
+        "objects_unusable": sum(len(one.unusable) for one in partitions),
+        "seconds": seconds,
+    }
+    faults = chain.from_iterable(one.faults() for one in partitions)
+    of_topics = (f"topic {one.key.topic}: {one.error}" for one in topics if one.error)
+    return Report(
+        "rebuild",
+        figures,
+        (_partitions(partitions), _topics(topics), _gaps(partitions), _left_out(partitions)),
+        (*faults, *of_topics),
+    )
+
+
+def _partitions(partitions: Sequence[RebuiltPartition]) -> Table:
+    return Table(
+        "partitions",
+        (
+            "topic",
+            "partition",
+            "topic_id",
+            "manifest",
+            "outcome",
+            "start_offset",
+            "next_offset",
+            "segments",
+            "size_bytes",
+            "gap_offsets",
+            "left_out",
+            "unusable",
+        ),
+        tuple(
+            (
+                one.before.partition.topic,
+                one.before.partition.partition,
+                one.before.partition.topic_id,
+                one.before.standing.value,
+                one.outcome,
+                one.manifest.start_offset if one.manifest else None,
+                one.manifest.next_offset if one.manifest else None,
+                one.manifest.segment_count if one.manifest else None,
+                one.manifest.size_bytes if one.manifest else None,
+                one.manifest.gap_offsets if one.manifest else None,
+                len(one.plan.left_out) if one.plan else None,
+                len(one.unusable),
+            )
+            for one in sorted(partitions, key=lambda one: one.before.partition)
+        ),
+    )
+
+
+def _topics(topics: Sequence[RebuiltTopic]) -> Table:
+    return Table(
+        "topics",
+        ("topic", "topic_id", "partitions", "outcome"),
+        tuple(
+            (one.key.topic, one.key.topic_id, one.partition_count, _outcome(one))
+            for one in topics
+            if one.is_needed
+        ),
+    )
+
+
+def _outcome(topic: RebuiltTopic) -> str:
+    if topic.error:
+        return "not written"
+    return "written" if topic.is_written else "would be written"
+
+
+def _gaps(partitions: Sequence[RebuiltPartition]) -> Table:
+    return Table(
+        "gaps",
+        ("topic", "partition", "base_offset", "last_offset", "reason"),
+        tuple(
+            (
+                manifest.partition.topic,
+                manifest.partition.partition,
+                gap.base_offset,
+                gap.last_offset,
+                gap.reason,
+            )
+            for manifest in (one.manifest for one in partitions)
+            if manifest is not None
+            for gap in manifest.gaps
+        ),
+    )
+
+
+def _left_out(partitions: Sequence[RebuiltPartition]) -> Table:
+    chosen_else = (
+        (data_key(one.before.partition, stored.segment), reason)
+        for one in partitions
+        if one.plan
+        for stored, reason in one.plan.left_out
+    )
+    unusable = ((each.key, each.reason) for one in partitions for each in one.unusable)
+    return Table("left_out", ("key", "reason"), (*chosen_else, *unusable), is_detail=True)

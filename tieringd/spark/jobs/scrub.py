@@ -1,0 +1,249 @@
+"""
+Scrub: the whole archive against its manifests, every byte of it.
+
+The driver looks at manifests and lists the bucket; executors read every data object and index whole. What
+an executor finds wrong it looks at once more, and says so only where a manifest that was read after that
+still names the object: merges and retention go on meanwhile. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tieringd.archive.scrub.partition_scrub import PartitionScrubber
+from tieringd.archive.scrub.segment_look import SegmentLooker
+from tieringd.archive.scrub.survey import Surveyor
+from tieringd.errors import ObjectNotFound
+from tieringd.spark.bucket import bucket_of, now_ms
+from tieringd.spark.jobs.progress import silent
+from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.segment_tasks import plan_segment_tasks
+from tieringd.spark.jobs.tasks import spread_over
+from tieringd.spark.jobs.topic_choice import is_chosen_by
+from tieringd.storage.at_once import at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from tieringd.archive.scrub.survey import Survey
+    from tieringd.config import Config
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.policies.scrub import Finding
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.jobs.progress import Progress
+    from tieringd.spark.jobs.report import Value
+    from tieringd.spark.jobs.segment_tasks import SegmentTask
+    from tieringd.spark.jobs.tasks import Spread
+
+SEGMENTS_AT_ONCE = 2
+"""In a task: while one is checked, the next one's first bytes are on their way."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCount:
+    """What was looked at of one topic."""
+
+    segments: int = 0
+    size_bytes: int = 0
+    """Of data objects."""
+    records: int = 0
+    batches: int = 0
+    read_bytes: int = 0
+    """Data and indexes, as they were read."""
+
+    def __add__(self, other: TopicCount) -> TopicCount:
+        return TopicCount(
+            self.segments + other.segments,
+            self.size_bytes + other.size_bytes,
+            self.records + other.records,
+            self.batches + other.batches,
+            self.read_bytes + other.read_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFound:
+    """What one task found."""
+
+    counts: tuple[tuple[str, TopicCount], ...]
+    """By topic."""
+    findings: tuple[Finding, ...]
+
+
+def scrub(
+    spark: SparkSession,
+    config: Config,
+    *,
+    topics: Sequence[str] = (),
+    with_orphans: bool = True,
+    progress: Progress = silent,
+) -> Report:
+    """
+    Look at every object of the archive, or of *topics*: names or patterns.
+
+    Every fault is one of the report's. Objects that no manifest names are none: they are listed, unless
+    *with_orphans* is off, which spares the listing of the whole bucket.
+
+    Raises:
+        ObjectNotFound: *topics* match nothing.
+        StorageUnavailable: The store does not answer.
+        TaskFailed: An executor could not do its part.
+    """
+    cores = spark.sparkContext.defaultParallelism
+    return scrubbed(
+        config, spread_over(spark, progress), topics=topics, with_orphans=with_orphans, cores=cores
+    )
+
+
+def scrubbed(
+    config: Config, spread: Spread, *, topics: Sequence[str], with_orphans: bool, cores: int
+) -> Report:
+    """Do what `scrub` does, with whoever does the tasks; *cores* do them side by side."""
+    begun = time.monotonic()
+    bucket = bucket_of(config)
+    surveyor = Surveyor(
+        bucket.store,
+        bucket.manifests,
+        is_wanted=is_chosen_by(topics),
+        grace_ms=config.archive_orphan_grace_ms,
+        now_ms=now_ms,
+    )
+    survey = bucket.run(surveyor.survey(with_orphans=with_orphans))
+    if topics and not survey.owners and not survey.findings:
+        raise ObjectNotFound(
+            f"the bucket holds no topic that matches {', '.join(topics)}",
+            hint="`tieringd archive topics` lists what it holds",
+        )
+    tables = ((owner.partition, table) for owner in survey.owners for table in owner.held)
+    found = spread("scrub", plan_segment_tasks(tables, cores=cores), partial(look_at, config))
+    survey.add(bucket.run(surveyor.standing(finding for one in found for finding in one.findings)))
+    return scrub_report(survey, found, seconds=time.monotonic() - begun)
+
+
+def look_at(config: Config, task: SegmentTask) -> TaskFound:
+    """Read every segment of *task* whole; runs on an executor."""
+    bucket = bucket_of(config)
+    return bucket.run(_look_at(bucket, task))
+
+
+async def _look_at(bucket: Bucket, task: SegmentTask) -> TaskFound:
+    looker = SegmentLooker(bucket.store)
+    scrubber = PartitionScrubber(bucket.store, bucket.manifests)
+    counts: defaultdict[str, TopicCount] = defaultdict(TopicCount)
+    suspects: defaultdict[TopicIdPartition, list[Finding]] = defaultdict(list)
+    for partition, table in task.stretches:
+
+        async def look(segment: RemoteSegment, partition: TopicIdPartition = partition) -> None:
+            seen = await looker.look(partition, segment, deep=True)
+            suspects[partition] += seen.findings
+            counts[partition.topic] += TopicCount(
+                1, segment.size_bytes, seen.records, seen.batches, seen.read_bytes
+            )
+
+        await at_once(tuple(table), look, count=SEGMENTS_AT_ONCE)
+    held = [await scrubber.confirmed(one, some, deep=True) for one, some in suspects.items()]
+    return TaskFound(tuple(counts.items()), tuple(finding for some in held for finding in some))
+
+
+def scrub_report(survey: Survey, found: Iterable[TaskFound], *, seconds: float) -> Report:
+    """Put together what the driver and the executors found."""
+    counts: defaultdict[str, TopicCount] = defaultdict(TopicCount)
+    for one in found:
+        for topic, count in one.counts:
+            counts[topic] += count
+    whole = sum(counts.values(), TopicCount())
+    archived = [owner for owner in survey.owners if owner.manifest is not None]
+    partitions = Counter(owner.partition.topic for owner in archived)
+    faults = Counter(one.partition.topic for one in survey.findings if one.partition is not None)
+    figures: dict[str, Value] = {
+        "partitions": len(archived),
+        "segments": whole.segments,
+        "objects": 2 * whole.segments + len(archived) + sum(len(owner.part_names) for owner in archived),
+        "size_bytes": whole.size_bytes,
+        "read_bytes": whole.read_bytes,
+        "batches": whole.batches,
+        "records": whole.records,
+        "listed_objects": survey.listed_objects,
+        "orphans": len(survey.orphans),
+        "orphan_bytes": sum(one.stored.size_bytes for one in survey.orphans),
+        "faults": len(survey.findings),
+        "seconds": seconds,
+        "gb_per_second": whole.read_bytes / 1e9 / max(seconds, 1e-9),
+    }
+    by_topic = Table(
+        "topics",
+        ("topic", "partitions", "segments", "size_bytes", "batches", "records", "faults"),
+        tuple(
+            (
+                topic,
+                partitions[topic],
+                counts[topic].segments,
+                counts[topic].size_bytes,
+                counts[topic].batches,
+                counts[topic].records,
+                faults[topic],
+            )
+            for topic in sorted({*partitions, *faults})
+        ),
+    )
+    return Report(
+        "scrub",
+        figures,
+        (by_topic, _findings_table(survey), _orphans_table(survey), _uncertain_table(survey)),
+        tuple(f"{one.kind}: {one}. {one.action}" for one in survey.findings),
+    )
+
+
+def _findings_table(survey: Survey) -> Table:
+    columns = ("kind", "topic", "partition", "base_offset", "last_offset", "key", "fault", "action")
+    return Table(
+        "findings",
+        columns,
+        tuple(
+            (
+                one.kind.value,
+                one.partition.topic if one.partition else None,
+                one.partition.partition if one.partition else None,
+                one.segment.base_offset if one.segment else None,
+                one.segment.last_offset if one.segment else None,
+                one.key,
+                one.detail,
+                one.action,
+            )
+            for one in survey.findings
+        ),
+        is_detail=True,
+    )
+
+
+def _orphans_table(survey: Survey) -> Table:
+    return Table(
+        "orphans",
+        ("key", "topic", "partition", "size_bytes", "modified_ms", "reason"),
+        tuple(
+            (
+                one.stored.key,
+                one.partition.topic,
+                one.partition.partition,
+                one.stored.size_bytes,
+                one.stored.modified_ms,
+                one.detail,
+            )
+            for one in survey.orphans
+        ),
+    )
+
+
+def _uncertain_table(survey: Survey) -> Table:
+    return Table(
+        "not_judged",
+        ("topic", "partition", "reason"),
+        tuple((one.topic, one.partition, why) for one, why in survey.uncertain.items()),
+    )

@@ -1,0 +1,59 @@
+"""
+Segments dealt out to tasks that take about as long as each other.
+
+A task holds rows of segment tables, some tens of bytes each, however large the segments are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment_table import SegmentTable
+
+TASKS_PER_CORE: Final = 6
+"""So many that no core waits long for the last one."""
+TASK_BYTES_MIN: Final = 128 << 20
+"""Less is not worth the start of a task."""
+TASK_BYTES_MAX: Final = 8 << 30
+"""More would be much to do again when an executor goes."""
+SEGMENT_COST_BYTES: Final = 1 << 20
+"""What a segment's requests take beside its bytes, in bytes that could be read meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTask:
+    """What one task looks at."""
+
+    stretches: tuple[tuple[TopicIdPartition, SegmentTable], ...]
+    """Segments that follow each other in one partition's manifest, or in a part of it."""
+    cost_bytes: int
+
+
+def plan_segment_tasks(
+    tables: Iterable[tuple[TopicIdPartition, SegmentTable]], *, cores: int
+) -> tuple[SegmentTask, ...]:
+    """Deal the segments of *tables* out to *cores*; the longest tasks come first."""
+    wanted = [(partition, table) for partition, table in tables if table]
+    whole = sum(table.total_bytes + SEGMENT_COST_BYTES * len(table) for _, table in wanted)
+    task_bytes = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, whole // (TASKS_PER_CORE * max(1, cores))))
+    tasks: list[SegmentTask] = []
+    stretches: list[tuple[TopicIdPartition, SegmentTable]] = []
+    cost_bytes = 0
+    for partition, table in wanted:
+        begin = 0
+        for row, size_bytes in enumerate(table.column("size_bytes"), 1):
+            cost_bytes += size_bytes + SEGMENT_COST_BYTES
+            if cost_bytes >= task_bytes:
+                stretches.append((partition, table.head(row).without_head(begin)))
+                tasks.append(SegmentTask(tuple(stretches), cost_bytes))
+                stretches, cost_bytes, begin = [], 0, row
+        if begin < len(table):
+            stretches.append((partition, table.without_head(begin)))
+    if stretches:
+        tasks.append(SegmentTask(tuple(stretches), cost_bytes))
+    return tuple(sorted(tasks, key=lambda one: one.cost_bytes, reverse=True))

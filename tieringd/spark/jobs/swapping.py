@@ -1,0 +1,160 @@
+"""The end of a job that writes: its new segments take their places, and what that came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from tieringd.archive.retired_objects import delete_retired
+from tieringd.archive.segment_swap import SegmentSwap
+from tieringd.errors import StorageUnavailable, TieringError
+from tieringd.spark.bucket import now_ms
+from tieringd.spark.jobs.report import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.archive.segment_swap import Successor, Swapped
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.jobs.report import Value
+
+CHANGED_MEANWHILE = "someone else has replaced the same segments meanwhile. Run the job again"
+
+
+@dataclass(frozen=True, slots=True)
+class SwappedPartition:
+    """A partition in which segments were replaced."""
+
+    partition: TopicIdPartition
+    successors: tuple[Successor, ...]
+    retired_at_ms: int
+
+    @property
+    def removed_records(self) -> int:
+        """Return how many records it has lost."""
+        return sum(one.removed_records for one in self.successors)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a job has done so far. Owned by the job."""
+
+    swapped: list[SwappedPartition] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    deleted_segments: int = 0
+
+    def figures(self) -> dict[str, Value]:
+        """Return what was replaced, in sum."""
+        return {
+            "partitions_changed": len(self.swapped),
+            "segments_before": sum(len(one.parts) for each in self.swapped for one in each.successors),
+            "segments_after": sum(len(each.successors) for each in self.swapped),
+            "size_bytes_before": sum(map(_bytes_before, self.swapped)),
+            "size_bytes_after": sum(map(_bytes_after, self.swapped)),
+            "records_removed": sum(one.removed_records for one in self.swapped),
+            "deleted_segments": self.deleted_segments,
+        }
+
+    def table(self) -> Table:
+        """Return what was replaced, by partition."""
+        return Table(
+            "partitions",
+            (
+                "topic",
+                "partition",
+                "topic_id",
+                "segments_before",
+                "segments_after",
+                "size_bytes_before",
+                "size_bytes_after",
+                "records_removed",
+            ),
+            tuple(
+                (
+                    each.partition.topic,
+                    each.partition.partition,
+                    each.partition.topic_id,
+                    sum(len(one.parts) for one in each.successors),
+                    len(each.successors),
+                    _bytes_before(each),
+                    _bytes_after(each),
+                    each.removed_records,
+                )
+                for each in self.swapped
+            ),
+        )
+
+
+class SwapKind(Enum):
+    """How new segments take their places."""
+
+    MERGED = "merged"
+    """Each for itself; they hold all bytes of what they replace."""
+    REWRITTEN = "rewritten"
+    """Each for itself."""
+    COMPACTED = "compacted"
+    """All together or not at all."""
+
+
+async def swap(
+    bucket: Bucket,
+    partition: TopicIdPartition,
+    successors: Sequence[Successor],
+    outcome: Outcome,
+    *,
+    kind: SwapKind,
+) -> None:
+    """Put *successors* in their places in one partition; what is in the way is told in *outcome*."""
+    segment_swap = SegmentSwap(
+        bucket.store,
+        bucket.manifests,
+        now_ms=now_ms,
+        target_manifest_bytes=bucket.config.cloud_storage_target_manifest_size_bytes,
+    )
+
+    async def put_in_place() -> Swapped:
+        if kind is SwapKind.MERGED:
+            return await segment_swap.merge(partition, successors)
+        return await segment_swap.rewrite(partition, successors, is_whole=kind is SwapKind.COMPACTED)
+
+    try:
+        try:
+            swapped = await put_in_place()
+        except StorageUnavailable:
+            # Only the answer may have been lost: then this finds the new segments in their places.
+            swapped = await put_in_place()
+    except TieringError as error:
+        outcome.faults.append(f"{partition}: its segments are as they were: {error}")
+        return
+    if swapped.done:
+        outcome.swapped.append(SwappedPartition(partition, swapped.done, swapped.retired_at_ms))
+    if swapped.left:
+        outcome.faults.append(
+            f"{partition}: {swapped.left} new segments were not needed: {CHANGED_MEANWHILE}"
+        )
+
+
+async def delete_replaced(
+    bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome, *, after_ms: int
+) -> None:
+    """Delete the objects of what left these partitions' manifests at least *after_ms* ago."""
+    until_ms = now_ms() - after_ms
+    for partition in partitions:
+        try:
+            deleted = await delete_retired(
+                bucket.store, bucket.manifests, partition, retired_until_ms=until_ms
+            )
+        except TieringError as error:
+            outcome.faults.append(f"{partition}: objects that nothing names any more are left: {error}")
+        else:
+            outcome.deleted_segments += len(deleted)
+
+
+def _bytes_before(swapped: SwappedPartition) -> int:
+    return sum(part.size_bytes for one in swapped.successors for part in one.parts)
+
+
+def _bytes_after(swapped: SwappedPartition) -> int:
+    return sum(one.segment.size_bytes for one in swapped.successors)

@@ -1,0 +1,105 @@
+"""
+How a job has its work done: a list of small plain tasks, one function, and what Spark's executors return.
+
+A task takes nothing along but what it has to do. The executor opens the bucket itself, with its own
+credentials, and keeps it open for the tasks that follow (`spark.bucket`).
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tieringd.errors import TieringError
+from tieringd.spark.jobs.progress import watched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from tieringd.spark.jobs.progress import Progress
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_RAISED = re.compile(r"^(?:[\w.]*\s)?tieringd\.errors\.\w+: (.+)$", re.MULTILINE)
+
+
+class TaskFailed(TieringError):
+    """An executor could not do its part, after as many attempts as Spark makes."""
+
+
+class Spread(Protocol):
+    """Whoever has a list of tasks done, on executors or not."""
+
+    def __call__(self, what: str, tasks: Sequence[T], work: Callable[[T], R], /) -> list[R]:
+        """Return what *work* returns for each of *tasks*, in order."""
+
+
+def spread_over(spark: SparkSession, progress: Progress) -> Spread:
+    """Return what has tasks done by the executors of *spark*, and tells *progress* of it; see `run_tasks`."""
+
+    def spread(what: str, tasks: Sequence[T], work: Callable[[T], R], /) -> list[R]:
+        return run_tasks(spark, what, tasks, work, progress=progress)
+
+    return spread
+
+
+def run_tasks(
+    spark: SparkSession, what: str, tasks: Sequence[T], work: Callable[[T], R], *, progress: Progress
+) -> list[R]:
+    """
+    Return what *work* returns for each of *tasks*, in order; each is a task of Spark's.
+
+    Spark begins with the first ones, so the largest belong there. *work* runs on executors and is
+    pickled: a function of a module, or a `functools.partial` of one.
+
+    Raises:
+        TaskFailed: A task failed each time that it was tried.
+    """
+    if not tasks:
+        return []
+    with watched(spark, what, progress), failures_in_words():
+        return spark.sparkContext.parallelize(tasks, len(tasks)).map(partial(_on_executor, work)).collect()
+
+
+def _on_executor(work: Callable[[T], R], task: T) -> R:
+    result = work(task)
+    if not _is_settled:
+        # A worker of Spark's looks through all of its objects for garbage after each task. What the first
+        # one has imported and opened stays, and takes longer to look through than many a task does.
+        gc.collect()
+        gc.freeze()
+        _is_settled.append(True)
+    return result
+
+
+_is_settled: list[bool] = []
+"""Of this process; empty before its first task."""
+
+
+@contextmanager
+def failures_in_words() -> Iterator[None]:
+    """
+    Turn what Spark raises in the block into one of our errors, with the cause in a line.
+
+    Raises:
+        TaskFailed: Spark gave up.
+    """
+    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - an optional part
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - an optional part
+
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        text = str(error)
+        raised = _RAISED.findall(text)
+        first_line = text.strip().partition("\n")[0]
+        raise TaskFailed(
+            f"a task failed: {raised[-1].strip()}" if raised else f"Spark gave up: {first_line}",
+            hint="Spark's own log has the whole story; on this machine --conf spark.log.level=ERROR shows it",
+        ) from error

@@ -1,0 +1,148 @@
+"""
+Compaction on an executor: the latest record of each key in a segment, and what it leaves of one.
+
+What counts is what a `read_committed` reader sees. Records of aborted transactions never win, and nothing is
+left of them. A record without a key has no later version; it stays, unless it is not wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tieringd.formats.records import control_type
+from tieringd.formats.transactions import ReadCommittedFilter
+from tieringd.spark.batch_filter import filtered_batch
+from tieringd.spark.record_spans import NULL, record_spans
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from tieringd.archive.archive_reader import Batch
+    from tieringd.model.segment import SegmentIndex
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionRules:
+    """Which records of a partition count, and which of the latest ones go as well."""
+
+    start_offset: int
+    """Where the archive begins: nobody reads what is before, in the same segment."""
+    due_before_ms: int | None
+    """Tombstones that are older go; None lets all of them stay."""
+    drops_keyless: bool = False
+    """Whether records without a key go."""
+
+
+class LatestKeys:
+    """The latest records by key of one segment, or of a part of it, as they are met."""
+
+    def __init__(self, index: SegmentIndex, rules: CompactionRules) -> None:
+        self._committed = ReadCommittedFilter(index.aborted)
+        self._rules = rules
+        self.latest: dict[bytes, tuple[int, bool]] = {}
+        """By key: the offset, and whether it is a tombstone that is due to go. The caller may empty it."""
+        self.records = 0
+        """All that clients wrote, those of aborted transactions and those that nobody reads included."""
+        self.keyless = 0
+        """Those among them that stay because they have no key."""
+
+    def note(self, batch: Batch) -> None:
+        """
+        Take in the next batch.
+
+        Raises:
+            CorruptDataError: Its records cannot be read.
+        """
+        header = batch.header
+        is_visible = self._committed.accepts(header)
+        if header.is_control:
+            return
+        self.records += header.record_count
+        if not is_visible or header.last_offset < self._rules.start_offset:
+            return
+        spans = record_spans(header, batch.data)
+        offsets = spans.offsets
+        is_due = self._due(spans.value_bytes == NULL, spans.timestamps_ms)
+        for key, offset, due in zip(spans.keys(), offsets.tolist(), is_due.tolist(), strict=True):
+            if offset < self._rules.start_offset:
+                continue
+            if key is not None:
+                self.latest[key] = (offset, due)
+            elif not self._rules.drops_keyless:
+                self.keyless += 1
+
+    def _due(self, is_tombstone: NDArray[np.bool_], timestamps_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+        before_ms = self._rules.due_before_ms
+        if before_ms is None:
+            return np.zeros(len(is_tombstone), np.bool_)
+        # Nobody can tell how old a record without a time is.
+        return is_tombstone & (timestamps_ms >= 0) & (timestamps_ms < before_ms)
+
+
+class LatestCut:
+    """
+    What compaction leaves of neighbouring segments; see `archive.segment_rewriter.Cut`.
+
+    *winners* are the offsets, ascending, of the records that stay for their keys. A transaction's end stays
+    while a record of it does. Where the transaction may have begun before these segments it stays as well.
+    """
+
+    keeps_aborted = False
+
+    def __init__(self, winners: NDArray[np.int64], rules: CompactionRules) -> None:
+        self._winners = winners
+        self._rules = rules
+        self._committed = ReadCommittedFilter(())
+        self._kept_of: set[int] = set()
+        """Producers with a record that stays since their last marker."""
+        self._ended: set[int] = set()
+        """Producers with a marker so far: what follows of theirs began in these segments."""
+        self.removed_records = 0
+
+    def begin(self, index: SegmentIndex) -> None:
+        """Take the index of the segment whose batches come next."""
+        self._committed = ReadCommittedFilter(index.aborted)
+
+    def left_of(self, batch: Batch) -> bytes | memoryview | None:
+        """Return what is left of a batch."""
+        header = batch.header
+        is_visible = self._committed.accepts(header)
+        if header.is_control:
+            return batch.data if self._keeps_marker(batch) else None
+        left = self._left_of_records(batch) if is_visible and header.record_count else None
+        if left is None:
+            self.removed_records += header.record_count
+        elif header.is_transactional:
+            self._kept_of.add(header.producer_id)
+        return left
+
+    def _left_of_records(self, batch: Batch) -> bytes | memoryview | None:
+        header = batch.header
+        begin, end = np.searchsorted(self._winners, (header.base_offset, header.next_offset))
+        if end - begin == header.record_count:
+            return batch.data
+        if begin == end and self._rules.drops_keyless:
+            return None
+        spans = record_spans(header, batch.data)
+        offsets = spans.offsets
+        is_kept = np.isin(offsets, self._winners[begin:end], assume_unique=True)
+        if not self._rules.drops_keyless:
+            is_kept |= (spans.key_bytes == NULL) & (offsets >= self._rules.start_offset)
+        left = filtered_batch(spans, batch.data, is_kept)
+        if left is not None:
+            self.removed_records += len(spans) - int(np.count_nonzero(is_kept))
+        return left
+
+    def _keeps_marker(self, batch: Batch) -> bool:
+        marker, producer_id = control_type(batch.data), batch.header.producer_id
+        if isinstance(marker, int):
+            return True
+        is_of_kept = producer_id in self._kept_of
+        may_be_older = producer_id not in self._ended
+        self._kept_of.discard(producer_id)
+        self._ended.add(producer_id)
+        # Nothing is left of a transaction that was aborted, wherever it began.
+        return marker == "commit" and (is_of_kept or may_be_older)

@@ -1,0 +1,170 @@
+"""
+Where the records of a batch stand in its unpacked bytes, found in machine code; nothing is copied.
+
+For work that takes records out of batches, or looks at keys: what is left is copied as it lies. Headers are
+stepped over, and not looked into. The bytes may be hostile: a position is used only after it was compared
+with the end of what it is in. `formats.records` says the same in Python, and tests hold the two together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numba.extending import register_jitable
+
+from tieringd.errors import CorruptDataError
+from tieringd.formats.compression import decompress
+from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME
+from tieringd.spark.machine_code import compiled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from tieringd.formats.record_batch import BatchHeader
+
+NULL: Final = -1
+"""The size of a key or value that is not there; an empty one has 0."""
+
+_START, _END, _OFFSET_DELTA, _TIMESTAMP_DELTA, _KEY_START, _KEY_BYTES, _VALUE_BYTES = range(7)
+_COLUMNS: Final = 7
+_FAULTS: Final = (
+    "",
+    "a record, or a field in it, is cut short or does not fit",
+    "the offset of a record is out of order",
+    "bytes follow the last record",
+)
+_MISFIT, _DISORDER, _LEFT_OVER = range(1, len(_FAULTS))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordSpans:
+    """The records of one batch, in columns of equal length."""
+
+    header: BatchHeader
+    records: memoryview
+    """Unpacked."""
+    _table: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Return where each record begins in `records`."""
+        return self._table[:, _START]
+
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Return where each record ends."""
+        return self._table[:, _END]
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Return the records' offsets; they ascend."""
+        return self._table[:, _OFFSET_DELTA] + self.header.base_offset
+
+    @property
+    def timestamps_ms(self) -> NDArray[np.int64]:
+        """Return the records' times as a consumer sees them."""
+        if self.header.timestamp_type == LOG_APPEND_TIME:
+            return np.full(len(self), self.header.max_timestamp_ms)
+        return self._table[:, _TIMESTAMP_DELTA] + self.header.base_timestamp_ms
+
+    @property
+    def key_bytes(self) -> NDArray[np.int64]:
+        """Return the sizes of the keys; NULL where there is none."""
+        return self._table[:, _KEY_BYTES]
+
+    @property
+    def value_bytes(self) -> NDArray[np.int64]:
+        """Return the sizes of the values; NULL where there is none, which makes a tombstone of the record."""
+        return self._table[:, _VALUE_BYTES]
+
+    def keys(self) -> list[bytes | None]:
+        """Return the keys."""
+        starts, sizes = self._table[:, _KEY_START].tolist(), self.key_bytes.tolist()
+        records = self.records
+        return [
+            None if size == NULL else bytes(records[start : start + size])
+            for start, size in zip(starts, sizes, strict=True)
+        ]
+
+
+def record_spans(header: BatchHeader, batch: memoryview) -> RecordSpans:
+    """
+    Return where the records of *batch* stand, which has *header*.
+
+    Raises:
+        CorruptDataError: There are not just the records that the header announces.
+    """
+    packed = batch[HEADER_BYTES:]
+    is_empty = header.record_count == 0 and not packed
+    records = packed if is_empty else decompress(header.codec, packed)
+    table = np.empty((header.record_count, _COLUMNS), np.int64)
+    fault = _compiled_walk()(np.frombuffer(records, np.uint8), header.last_offset_delta, table)
+    if fault:
+        raise CorruptDataError(_FAULTS[fault], offset=header.base_offset)
+    return RecordSpans(header, records, table)
+
+
+def _varint(body: NDArray[np.uint8], position: int, end: int) -> tuple[int, int]:
+    """Return the zigzag varint at *position* and the position after it; -1 for that if there is none."""
+    bits = shift = 0
+    while 0 <= position < end:
+        byte = int(body[position])
+        position += 1
+        if shift == 63 and byte > 1:  # noqa: PLR2004 - the tenth byte has one bit left
+            break
+        bits |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - more bytes follow
+            return ((bits >> 1) & 0x7FFFFFFFFFFFFFFF) ^ -(bits & 1), position
+        shift += 7
+    return 0, -1
+
+
+register_jitable(_varint)
+
+
+def _walk(body: NDArray[np.uint8], last_offset_delta: int, table: NDArray[np.int64]) -> int:
+    """Fill *table*; return what is wrong, 0 for nothing."""
+    position, previous_delta = 0, -1
+    for row in range(len(table)):
+        size, begin = _varint(body, position, len(body))
+        if begin < 0 or not 0 < size <= len(body) - begin:
+            return _MISFIT
+        end = begin + size
+        # One byte of attributes, which no version uses. After what is no number there is none either.
+        timestamp_delta, at = _varint(body, begin + 1, end)
+        offset_delta, at = _varint(body, at, end)
+        key_bytes, key_start = _varint(body, at, end)
+        value_bytes, value_start = _varint(body, key_start + max(0, key_bytes), end)
+        if (
+            key_start < 0
+            or value_start < 0
+            or key_bytes < NULL
+            or not NULL <= value_bytes <= end - value_start
+        ):
+            return _MISFIT
+        if not previous_delta < offset_delta <= last_offset_delta:
+            return _DISORDER
+        previous_delta = offset_delta
+        table[row, _START] = position
+        table[row, _END] = end
+        table[row, _OFFSET_DELTA] = offset_delta
+        table[row, _TIMESTAMP_DELTA] = timestamp_delta
+        table[row, _KEY_START] = key_start
+        table[row, _KEY_BYTES] = key_bytes
+        table[row, _VALUE_BYTES] = value_bytes
+        position = end
+    return 0 if position == len(body) else _LEFT_OVER
+
+
+@cache
+def _compiled_walk() -> Callable[[NDArray[np.uint8], int, NDArray[np.int64]], int]:
+    """Return `_walk` as machine code; there is nothing to read in its first arguments."""
+    return compiled(_walk, np.frombuffer(b"", np.uint8), 0, np.empty((0, _COLUMNS), np.int64))
