@@ -22,6 +22,7 @@ from tieringd.cli.read import read
 from tieringd.cli.recover.commands import recover_app
 from tieringd.cli.run import run
 from tieringd.cli.space import space_app
+from tieringd.cli.spark import spark_app
 from tieringd.cli.topic import topic_app
 from tieringd.config.model import LogConfig
 from tieringd.errors import ConfigError, TieringError
@@ -43,6 +44,7 @@ app.add_typer(config_app, name="config")
 app.add_typer(logdirs_app, name="logdirs")
 app.add_typer(recover_app, name="recover")
 app.add_typer(space_app, name="space")
+app.add_typer(spark_app, name="spark")
 app.add_typer(topic_app, name="topic")
 
 

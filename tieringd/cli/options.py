@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tieringd.config import load_config
+from tieringd.config.units import parse_quantity
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from tieringd.config import Config
+    from tieringd.config.units import Quantity
 
 T = TypeVar("T")
 
@@ -36,6 +38,21 @@ ConfigFile = Annotated[
     Path, typer.Option("--config", "-c", help="The configuration file.", envvar="TIERINGD_CONFIG")
 ]
 Format = Annotated[OutputFormat, typer.Option("--format", "-f", help="Print a table, or JSON.")]
+
+
+def amount(quantity: Quantity) -> Callable[[str], int]:
+    """Return what reads an option that is a size or a duration, in bytes or milliseconds."""
+
+    def parse(text: str) -> int:
+        try:
+            value = parse_quantity(text, quantity)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+        if value < 0:
+            raise typer.BadParameter(f"{text} is less than nothing")
+        return value
+
+    return parse
 
 
 def loaded(path: Path, *, needs_broker: bool = True) -> Config:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from tieringd.config.units import DURATION, SIZE, parse_quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.config.units import Quantity
+from tieringd.cli.options import amount
+from tieringd.config.units import DURATION, SIZE
 
 
 class Validation(StrEnum):
@@ -22,16 +18,6 @@ class Validation(StrEnum):
     CHECK_MANIFEST_EXISTENCE = "check_manifest_existence"
     CHECK_MANIFEST_AND_SEGMENT_METADATA = "check_manifest_and_segment_metadata"
     NO_CHECK = "no_check"
-
-
-def _amount(quantity: Quantity) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            return parse_quantity(text, quantity)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-
-    return parse
 
 
 def checked_pattern(text: str) -> str:
@@ -55,12 +41,12 @@ FromCluster = Annotated[
 TopicId = Annotated[str | None, typer.Option("--topic-id", help="Of this incarnation of a topic only.")]
 LastBytes = Annotated[
     int | None,
-    typer.Option("--last-bytes", help="Of each partition the newest so much: 10GiB.", parser=_amount(SIZE)),
+    typer.Option("--last-bytes", help="Of each partition the newest so much: 10GiB.", parser=amount(SIZE)),
 ]
 LastMs = Annotated[
     int | None,
     typer.Option(
-        "--last-ms", help="Of each partition the newest so long, such as 7d.", parser=_amount(DURATION)
+        "--last-ms", help="Of each partition the newest so long, such as 7d.", parser=amount(DURATION)
     ),
 ]
 Validate = Annotated[Validation, typer.Option(help="What is looked at first.")]

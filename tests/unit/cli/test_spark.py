@@ -1,0 +1,277 @@
+"""The commands of Spark's jobs, without Spark: options, what is missing, progress."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from tests.unit.cli.commands import invoked, tieringd
+from tieringd.cli.spark import session
+from tieringd.cli.spark.progress import SECONDS_BETWEEN, JobProgress
+from tieringd.cli.spark.session import parse_conf, session_options
+
+SUBMITTED = {"PYSPARK_GATEWAY_PORT": "1"}
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "bucket").mkdir()
+    path = tmp_path / "tieringd.yaml"
+    path.write_text(
+        "state_directory: /nowhere\ncloud_storage_backend: file\n"
+        f"cloud_storage_file_root: {tmp_path / 'bucket'}\n"
+    )
+    return path
+
+
+def test_conf_is_key_and_value():
+    """A value may hold what it wants."""
+    assert parse_conf(["a.b=c=d", "e="]) == {"a.b": "c=d", "e": ""}
+
+
+@pytest.mark.parametrize("wrong", ["a", "=b", ""])
+def test_conf_without_a_value_is_refused(wrong):
+    """With what was given."""
+    with pytest.raises(typer.BadParameter, match=f"--conf {wrong}: expected key=value"):
+        parse_conf([wrong])
+
+
+@pytest.mark.parametrize(
+    ("master", "conf", "environ", "found"),
+    [
+        pytest.param(None, {}, {}, "local[*]", id="here"),
+        pytest.param("yarn", {}, {}, "yarn", id="a cluster"),
+        pytest.param(None, {"spark.master": "spark://h:1"}, {}, "spark://h:1", id="a property"),
+        pytest.param("local[2]", {"spark.master": "yarn"}, {}, "local[2]", id="the option comes first"),
+        pytest.param(None, {}, SUBMITTED, None, id="what spark-submit says"),
+        pytest.param("local[1]", {}, SUBMITTED, "local[1]", id="the option comes before spark-submit"),
+    ],
+)
+def test_master_of_the_session(master, conf, environ, found):
+    """On this machine nothing is opened to others; elsewhere Spark's own settings hold."""
+    options = session_options(master=master, conf=conf, environ=environ)
+    assert options.get("spark.master") == found
+    assert options["spark.sql.session.timeZone"] == "UTC"
+    is_here = found is not None and found.startswith("local")
+    assert (options.get("spark.driver.bindAddress") == "127.0.0.1") == is_here
+    assert ("spark.ui.enabled" in options) == is_here
+
+
+def test_properties_come_before_our_own():
+    """An operator may want another time zone, or the page."""
+    conf = {"spark.ui.enabled": "true", "spark.sql.session.timeZone": "CET"}
+    assert conf.items() <= session_options(master=None, conf=conf, environ={}).items()
+
+
+def test_log_settings_are_there():
+    """The file that keeps the JVM quiet is part of the package."""
+    (path,) = Path(session.__file__).parent.glob("*.properties")
+    assert path.as_uri() in session_options(master=None, conf={}, environ={})["spark.driver.extraJavaOptions"]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        ["scrub"],
+        ["usage"],
+        ["rebuild"],
+        ["compact", "orders"],
+        ["compact", "orders", "--dry-run"],
+        ["erase", "orders", "--key", "k", "--requested-by", "me"],
+        ["erase", "orders", "--key", "k", "--requested-by", "me", "--dry-run"],
+        ["merge", "orders", "--no-broker"],
+        ["export", "orders", "--target-format", "parquet", "--target", "file:///lake"],
+        ["export", "orders", "--target-format", "iceberg"],
+    ],
+    ids=" ".join,
+)
+def test_command_without_pyspark_says_what_to_install(tmp_path, config, job):
+    """The command line itself needs none of it."""
+    (tmp_path / "missing" / "pyspark").mkdir(parents=True)
+    (tmp_path / "missing" / "pyspark" / "__init__.py").write_text("raise ImportError('no pyspark')")
+    python_path = f"{tmp_path / 'missing'}:{':'.join(sys.path)}"
+    done = tieringd("spark", *job, "--config", config, PYTHONPATH=python_path)
+    assert (done.exit_code, done.output) == (2, "")
+    assert "this command needs PySpark" in done.errors
+    assert "pip install 'tieringd[spark]'" in done.errors
+
+
+@pytest.mark.parametrize("home", ["", "/nowhere"])
+def test_command_without_java_says_so(tmp_path, config, home):
+    """By what there is of JAVA_HOME."""
+    done = tieringd("spark", "usage", "--config", config, PATH=str(tmp_path), JAVA_HOME=home)
+    assert (done.exit_code, done.output) == (2, "")
+    assert "Spark needs Java 17" in done.errors
+    assert ("JAVA_HOME=/nowhere" in done.errors) == bool(home)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["scrub"], "--config"),
+        (["usage", "--by", "hour"], "--by"),
+        (["usage", "--days", "0"], "--days"),
+        (["rebuild", "--wirte"], "--wirte"),
+        (["compact"], "TOPICS"),
+        (["compact", "orders", "--min-compaction-lag", "soon"], "--min-compaction-lag"),
+        (["compact", "orders", "--delete-retention", "10MiB"], "--delete-retention"),
+        (["merge", "orders", "--delete-after", "-1"], "--delete-after"),
+        (["erase", "orders", "--key", "k"], "--requested-by"),
+        (["erase", "orders", "--requested-by", "me", "--key-encoding", "utf-16"], "--key-encoding"),
+        (["export", "orders"], "--target-format"),
+        (["export", "orders", "--target-format", "csv"], "--target-format"),
+        (["export", "orders", "--target-format", "iceberg", "--portion-size", "1d"], "--portion-size"),
+    ],
+)
+def test_wrong_command_line_exits_2(config, arguments, words):
+    """Before Spark is looked for."""
+    given = [] if arguments == ["scrub"] else ["--config", config]
+    done = invoked("spark", *arguments, *given)
+    assert (done.exit_code, done.output) == (2, "")
+    assert words in done.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Give one or more with --key, or a file with a key in each line with --keys-file"),
+        (["--key", "someone", "--key-encoding", "hex"], "a key is not in hex"),
+        (["--keys-file", "/nowhere/keys"], "/nowhere/keys"),
+    ],
+)
+def test_erasure_without_keys_that_can_be_read_is_refused(config, arguments, words):
+    """Before Spark is looked for; no key is told."""
+    done = tieringd("spark", "erase", "orders", "--requested-by", "me", "--config", config, *arguments)
+    assert (done.exit_code, done.output) == (2, "")
+    assert words in done.errors
+    assert "someone" not in done.errors
+
+
+OTHER_FORMAT = [
+    ("parquet", "--catalog"),
+    ("parquet", "--catalog-property"),
+    ("parquet", "--namespace"),
+    ("parquet", "--dot-replacement"),
+    ("iceberg", "--target"),
+    ("iceberg", "--target-config"),
+]
+
+
+@pytest.mark.parametrize(("target_format", "option"), OTHER_FORMAT)
+def test_option_of_the_other_format_is_refused(config, target_format, option):
+    """It would be without effect; what it was given is not told, as it may be a secret."""
+    done = invoked(
+        "spark", "export", "orders", "--config", config, "--target-format", target_format, option, "a=hunter2"
+    )
+    assert (done.exit_code, done.output) == (2, "")
+    assert f"{option} is an option of --target-format" in " ".join(done.errors.replace("│", " ").split())
+    assert "hunter2" not in done.errors
+
+
+def test_catalogue_property_without_a_value_is_refused(config):
+    """By its number: what is given may be a secret."""
+    arguments = ["--target-format", "iceberg", "--catalog-property", "a=b", "--catalog-property", "hunter2"]
+    done = invoked("spark", "export", "orders", "--config", config, *arguments)
+    assert (done.exit_code, done.output) == (2, "")
+    assert "number 2 of them is not key=value" in done.errors
+    assert "hunter2" not in done.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "Give --target"),
+        (["--target", "file:///lake", "--portion-size", "0"], "portion_bytes: must be at least 1"),
+        (["--target", "file:///lake", "--target-config", "/nowhere/lake.yaml"], "/nowhere/lake.yaml"),
+    ],
+)
+def test_parquet_export_that_cannot_be_is_refused(config, arguments, words):
+    """Before Spark is started."""
+    done = tieringd(
+        "spark", "export", "orders", "--config", config, "--target-format", "parquet", *arguments, PATH=""
+    )
+    assert (done.exit_code, done.output) == (2, "")
+    assert words in done.errors
+
+
+def test_wrong_conf_exits_2(config):
+    """Spark is not started for it."""
+    done = tieringd("spark", "scrub", "--config", config, "--conf", "key", PATH="/nowhere")
+    assert (done.exit_code, done.output) == (2, "")
+    assert "expected key=value" in done.errors
+
+
+@pytest.mark.parametrize("place", ["missing/report.json", "bucket"])
+def test_report_that_cannot_be_written_exits_2(tmp_path, config, place):
+    """Before the job is done, and not after it."""
+    done = tieringd(
+        "spark", "scrub", "--config", config, "--report", tmp_path / place, PATH="/nowhere", JAVA_HOME=""
+    )
+    assert (done.exit_code, done.output) == (2, "")
+    assert "no file can be written there" in done.errors
+
+
+def test_submit_file_is_the_commands_of_this_group():
+    """What spark-submit runs takes the arguments that would follow `tieringd spark`."""
+    path = Path(invoked("spark", "submit-file").output.strip())
+    assert path.is_file()
+    command = [sys.executable, path, "usage", "--help"]
+    found = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert "Count bytes, objects and requests" in " ".join(found.stdout.split())
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_progress_in_a_terminal_is_one_line(capsys):
+    """It is written over, and left when the next step begins."""
+    clock = Clock()
+    progress = JobProgress(is_terminal=True, clock=clock)
+    progress("scrub", 0, 10)
+    clock.now = 30
+    progress("scrub", 5, 10)
+    progress("usage", 1, 1)
+    progress.end()
+    progress.end()
+    assert capsys.readouterr().err == (
+        "\rscrub: 0 of 10 tasks (0%)"
+        "\rscrub: 5 of 10 tasks (50%), about 30 s left"
+        "\n\rusage: 1 of 1 tasks (100%)\n"
+    )
+
+
+def test_shorter_line_covers_the_longer_one_before(capsys):
+    """Nothing of it is left to be seen."""
+    clock = Clock()
+    progress = JobProgress(is_terminal=True, clock=clock)
+    clock.now = 9
+    progress("scrub", 9, 10)
+    progress("scrub", 10, 10)
+    first, second = capsys.readouterr().err.split("\r")[1:]
+    assert len(second) == len(first)
+
+
+def test_progress_elsewhere_is_sparse(capsys):
+    """A line now and then, and none for a job that is over at once."""
+    clock = Clock()
+    progress = JobProgress(is_terminal=False, clock=clock)
+    for done in range(11):
+        progress("scrub", done, 10)
+        clock.now += SECONDS_BETWEEN / 4
+    progress.end()
+    assert capsys.readouterr().err.splitlines() == [
+        "scrub: 4 of 10 tasks (40%), about 15 s left",
+        "scrub: 8 of 10 tasks (80%), about 5 s left",
+    ]

@@ -1,0 +1,90 @@
+"""`tieringd spark compact`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from tieringd.cli.options import amount
+from tieringd.cli.spark.options import (
+    Conf,
+    ConfigFile,
+    DeleteAfter,
+    DryRun,
+    Format,
+    Master,
+    NamedTopics,
+    NoBroker,
+    OutputFormat,
+    ReportFile,
+)
+from tieringd.cli.spark.running import run_job
+from tieringd.cli.spark.session import optional_parts
+from tieringd.config.units import DURATION
+
+
+def compact(
+    topics: NamedTopics,
+    config: ConfigFile,
+    delete_retention: Annotated[
+        int | None,
+        typer.Option(
+            parser=amount(DURATION),
+            metavar="DURATION",
+            help="Tombstones whose own timestamp is older go; those without a timestamp stay.",
+            show_default="1d",
+        ),
+    ] = None,
+    min_compaction_lag: Annotated[
+        int | None,
+        typer.Option(
+            parser=amount(DURATION),
+            metavar="DURATION",
+            help="A segment with a record younger than that stays as it is, and all that follow.",
+            show_default="0",
+        ),
+    ] = None,
+    drop_keyless: Annotated[
+        bool, typer.Option("--drop-keyless", help="Drop records without a key, as Kafka's cleaner does.")
+    ] = False,
+    no_broker: NoBroker = False,
+    delete_after: DeleteAfter = None,
+    dry_run: DryRun = False,
+    master: Master = None,
+    conf: Conf = None,
+    output: Format = OutputFormat.TEXT,
+    report: ReportFile = None,
+) -> None:
+    """
+    Leave the latest record of each key, as a read_committed reader sees them. The others go for good.
+
+    Try it with --dry-run. For topics that a broker does not compact: of others the archive follows the
+    broker's cleaner by itself. Exit 1 when a partition had to be left as it was.
+    """
+    with optional_parts():
+        from tieringd.spark.jobs import compact as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+        from tieringd.spark.jobs.compaction_range import CompactOptions  # noqa: PLC0415 - likewise
+
+    options = CompactOptions(drops_keyless=drop_keyless)
+    if delete_retention is not None:
+        options = replace(options, delete_retention_ms=delete_retention)
+    if min_compaction_lag is not None:
+        options = replace(options, min_compaction_lag_ms=min_compaction_lag)
+    run_job(
+        partial(
+            job.compact,
+            topics=topics,
+            options=options,
+            has_broker=not no_broker,
+            delete_after_ms=delete_after,
+            is_dry_run=dry_run,
+        ),
+        config=config,
+        master=master,
+        conf=conf,
+        output=output,
+        report=report,
+    )

@@ -1,0 +1,105 @@
+"""`tieringd spark erase`."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tieringd.cli.spark.options import (
+    Conf,
+    ConfigFile,
+    DeleteAfter,
+    DryRun,
+    Format,
+    Master,
+    NamedTopics,
+    OutputFormat,
+    ReportFile,
+)
+from tieringd.cli.spark.running import run_job
+from tieringd.cli.spark.session import optional_parts
+from tieringd.errors import ConfigError
+from tieringd.spark.jobs.erased_keys import KeyEncoding, decoded_key, read_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def erase(
+    topics: NamedTopics,
+    config: ConfigFile,
+    requested_by: Annotated[
+        str, typer.Option(help="Who asks for it: stored in the bucket with what was done.")
+    ],
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key; '' is the empty one. May be given several times. Others on this machine may see it "
+            "in the list of processes: --keys-file does not show any.",
+            show_default=False,
+        ),
+    ] = None,
+    keys_file: Annotated[
+        Path | None, typer.Option(help="A file with a key in each line.", show_default=False)
+    ] = None,
+    key_encoding: Annotated[
+        KeyEncoding, typer.Option(help="How the keys are written, here and in the file.")
+    ] = KeyEncoding.TEXT,
+    reason: Annotated[str, typer.Option(help="Why: stored likewise.", show_default=False)] = "",
+    delete_after: DeleteAfter = None,
+    dry_run: DryRun = False,
+    master: Master = None,
+    conf: Conf = None,
+    output: Format = OutputFormat.TEXT,
+    report: ReportFile = None,
+) -> None:
+    """
+    Take every record with one of some keys out of the archives of topics, for good.
+
+    Old versions, tombstones, and records that nobody can read. Try it with --dry-run, which stores no record
+    of it either. Brokers, quarantine and copies of the bucket are not gone over: see the documentation.
+    Exit 1 when a segment may still have one of the keys.
+    """
+    keys = _keys(key or (), keys_file, key_encoding)
+    with optional_parts():
+        from tieringd.spark.jobs import erase as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+        from tieringd.spark.jobs import key_search  # noqa: PLC0415 - likewise
+
+    run_job(
+        partial(key_search.search, topics=topics, keys=keys)
+        if dry_run
+        else partial(
+            job.erase,
+            topics=topics,
+            keys=keys,
+            requested_by=requested_by,
+            reason=reason,
+            delete_after_ms=delete_after,
+        ),
+        config=config,
+        master=master,
+        conf=conf,
+        output=output,
+        report=report,
+    )
+
+
+def _keys(texts: Sequence[str], path: Path | None, encoding: KeyEncoding) -> frozenset[bytes]:
+    """
+    Return the keys that were given, in one way or the other or both.
+
+    Raises:
+        ConfigError: There is none, or one that is not in this encoding.
+    """
+    keys = {decoded_key(text, encoding) for text in texts}
+    if path is not None:
+        keys |= read_keys(path, encoding)
+    if not keys:
+        raise ConfigError(
+            "no key is given: nothing can be erased",
+            hint="Give one or more with --key, or a file with a key in each line with --keys-file",
+        )
+    return frozenset(keys)

@@ -1,0 +1,115 @@
+"""The place that `tieringd spark export` writes to, made of its options."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from tieringd.cli.options import loaded
+from tieringd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from tieringd.spark.jobs.export.iceberg_target import IcebergTarget
+    from tieringd.spark.jobs.export.parquet_target import ParquetTarget
+
+
+class TargetFormat(StrEnum):
+    """What an export writes."""
+
+    PARQUET = "parquet"
+    ICEBERG = "iceberg"
+
+
+class PartitionBy(StrEnum):
+    """What parts the files of a topic."""
+
+    NONE = "none"
+    DAY = "day"
+    HOUR = "hour"
+
+
+_ONLY_FOR: Final = {
+    "--target": TargetFormat.PARQUET,
+    "--target-config": TargetFormat.PARQUET,
+    "--catalog": TargetFormat.ICEBERG,
+    "--catalog-property": TargetFormat.ICEBERG,
+    "--namespace": TargetFormat.ICEBERG,
+    "--dot-replacement": TargetFormat.ICEBERG,
+}
+
+
+def refuse_other_options(target_format: TargetFormat, given: Mapping[str, object]) -> None:
+    """
+    Return when all of the options that are *given* have a meaning for *target_format*.
+
+    Raises:
+        typer.BadParameter: One is of the other format.
+    """
+    for name, value in given.items():
+        if value is not None and _ONLY_FOR[name] is not target_format:
+            raise typer.BadParameter(
+                f"{name} is an option of --target-format {_ONLY_FOR[name]}, and not of {target_format}"
+            )
+
+
+def parquet_target(url: str | None, config: Path | None, partition_by: PartitionBy | None) -> ParquetTarget:
+    """
+    Return a directory for Parquet files.
+
+    Raises:
+        ConfigError: No URL was given, or the target's own configuration is wrong.
+    """
+    from tieringd.spark.jobs.export.parquet_target import ParquetTarget  # noqa: PLC0415 - an optional part
+
+    if url is None:
+        raise ConfigError(
+            "nothing says where the Parquet files go",
+            hint="Give --target, as in --target s3://bucket/prefix",
+        )
+    own = None if config is None else loaded(config, needs_broker=False)
+    if partition_by is None:
+        return ParquetTarget(url, config=own)
+    return ParquetTarget(url, partition_by.value, own)
+
+
+def iceberg_target(
+    catalog: str | None,
+    properties: Sequence[str],
+    namespace: str | None,
+    dot_replacement: str | None,
+    partition_by: PartitionBy | None,
+) -> IcebergTarget:
+    """
+    Return the tables of a catalogue.
+
+    Raises:
+        typer.BadParameter: A property is not of the form key=value.
+    """
+    from tieringd.spark.jobs.export.iceberg_target import IcebergTarget  # noqa: PLC0415 - an optional part
+
+    given: dict[str, Any] = {
+        "catalog": catalog,
+        "namespace": namespace,
+        "partition_by": None if partition_by is None else partition_by.value,
+    }
+    return IcebergTarget(
+        properties=_parsed(properties),
+        dot_replacement=dot_replacement,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _parsed(properties: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for number, one in enumerate(properties, 1):
+        key, separator, value = one.partition("=")
+        if not key or not separator:
+            # What stands there may be a secret.
+            raise typer.BadParameter(f"--catalog-property: number {number} of them is not key=value")
+        found[key] = value
+    return found

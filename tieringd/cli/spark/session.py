@@ -1,0 +1,156 @@
+"""The Spark session of a command: found out to be possible, built, and ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import typer
+
+from tieringd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Set for programs that `spark-submit` has started."""
+HERE: Final = "local[*]"
+_HINT = "What Spark printed tells more; on this machine it prints with --conf spark.log.level=WARN"
+_ANYWHERE: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+    # See "What makes it faster" in docs/spark.md.
+    "spark.python.unix.domain.socket.enabled": "true",
+}
+_QUIET = Path(__file__).with_name("quiet-log4j2.properties").as_uri()
+_ON_THIS_MACHINE: Final = {
+    # Nothing is opened that other machines could connect to.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+    # What fails is told by the command itself.
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET}",
+}
+
+
+def parse_conf(conf: Sequence[str]) -> dict[str, str]:
+    """
+    Return Spark's properties as they were given.
+
+    Raises:
+        typer.BadParameter: One is not of the form key=value.
+    """
+    found = {}
+    for one in conf:
+        key, separator, value = one.partition("=")
+        if not key or not separator:
+            raise typer.BadParameter(f"--conf {one}: expected key=value")
+        found[key] = value
+    return found
+
+
+def session_options(
+    *, master: str | None, conf: Mapping[str, str], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the properties of the session, the master among them unless `spark-submit` has set it."""
+    if master is None:
+        master = conf.get("spark.master", None if _SUBMITTED in environ else HERE)
+    is_here = master is not None and master.startswith("local")
+    return {
+        **_ANYWHERE,
+        **(_ON_THIS_MACHINE if is_here else {}),
+        **conf,
+        **({} if master is None else {"spark.master": master}),
+    }
+
+
+@contextmanager
+def optional_parts() -> Iterator[None]:
+    """
+    Import in the context what comes with the package's spark extra only.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        what = "PySpark" if error.name in {None, "pyspark"} else f"the package {error.name}"
+        raise ConfigError(f"this command needs {what}", hint="pip install 'tieringd[spark]'") from error
+
+
+@contextmanager
+def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
+    """
+    Give a session for the time of the context; it and its JVM end with it.
+
+    Raises:
+        ConfigError: PySpark or Java is missing, or Spark does not start.
+    """
+    with optional_parts():
+        from pyspark.errors import PySparkException  # noqa: PLC0415 - an optional part
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - an optional part
+    _require_java(os.environ)
+    options = session_options(master=master, conf=conf, environ=os.environ)
+    if options.get("spark.master", "").startswith("local"):
+        # The workers run what this command runs, whatever `python3` is here.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName("tieringd")
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except PySparkException as error:
+        raise ConfigError(
+            f"Spark does not start: {error}", hint="What it printed above tells more"
+        ) from error
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def interruptible(work: Callable[[], T]) -> T:
+    """
+    Return what *work* returns, which uses Spark; Ctrl-C ends the wait for it at once.
+
+    It is done in a thread: where an interrupt reaches a call of the JVM, what comes of it is no answer.
+    The JVM ends with this process, and its tasks with it.
+    """
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="tieringd-job", daemon=True).start()
+    return outcome.result()
+
+
+def _require_java(environ: Mapping[str, str]) -> None:
+    """
+    See that there is a Java to run Spark on.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    home = environ.get("JAVA_HOME")
+    found = Path(home, "bin", "java").exists() if home else shutil.which("java", path=environ.get("PATH"))
+    if not found and _SUBMITTED not in environ:
+        raise ConfigError(
+            f"Spark needs Java 17 or newer, and {f'JAVA_HOME={home} has none' if home else 'there is none'}",
+            hint="apt-get install openjdk-17-jre-headless, or set JAVA_HOME",
+        )
