@@ -41,16 +41,22 @@ class Catalog:
         self._store = store
         self._manifests = manifests
 
-    async def topics(self) -> AsyncIterator[TopicManifest]:
-        """Yield every topic of every cluster of which anything is archived, by cluster and name."""
-        async for manifest in self.every_topic():
+    async def topics(self, accepts: Callable[[str], bool] = lambda _: True) -> AsyncIterator[TopicManifest]:
+        """
+        Yield every topic of every cluster of which anything is archived, by cluster and name.
+
+        Only the manifests of those whose names *accepts* takes are loaded.
+        """
+        async for manifest in self.every_topic(accepts):
             if manifest.partition_count:
                 yield manifest
 
-    async def every_topic(self) -> AsyncIterator[TopicManifest]:
+    async def every_topic(
+        self, accepts: Callable[[str], bool] = lambda _: True
+    ) -> AsyncIterator[TopicManifest]:
         """Yield likewise every topic that is known at all."""
         async for key in self._topic_keys():
-            manifest = await self._manifests.load_topic(key)
+            manifest = await self._manifests.load_topic(key) if accepts(key.topic) else None
             if manifest is not None:
                 yield manifest
 

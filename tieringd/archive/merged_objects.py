@@ -63,11 +63,13 @@ async def store_merged(
     *,
     leader_epoch: int,
     writer_id: str,
+    is_recorded: bool = True,
 ) -> PreparedMerge:
     """
     Store the objects of what *parts*, whose common index is *index*, become.
 
-    What is made of rewritten segments is marked like them, and a record says that it is stored whole.
+    What is made of rewritten segments is marked like them, and a record says that it is stored whole. Without
+    *is_recorded* that is left to whoever swaps it in, which may be hours later.
 
     Raises:
         ObjectNotFound: The data of a part is gone.
@@ -88,7 +90,7 @@ async def store_merged(
     sources = [JoinSource(data_key(partition, part), part.size_bytes, part.crc32c) for part in parts]
     host_bytes = await joiner.join(data_key(partition, segment), sources, crc32c=segment.crc32c)
     await store.put(index_key(partition, segment), sidecar, crc32c=sidecar_crc32c)
-    if is_rewritten:
+    if is_rewritten and is_recorded:
         rewriting = Rewriting.of(RewritingKind.MERGED, parts, (segment,))
         await store_rewriting(store, partition, rewriting)
     return PreparedMerge(parts, segment, host_bytes)

@@ -106,8 +106,7 @@ class SegmentSwap:
                 manifest = manifest.merged(one.segment, now_ms=now_ms)
             return manifest
 
-        # What is merged of rewritten segments had its record stored with its objects.
-        return await self._swap(partition, successors, merged)
+        return await self._swap(partition, successors, merged, kind=RewritingKind.MERGED)
 
     async def rewrite(
         self, partition: TopicIdPartition, successors: Sequence[Successor], *, is_whole: bool
@@ -132,7 +131,7 @@ class SegmentSwap:
             return manifest
 
         kind = RewritingKind.COMPACTED if is_whole else RewritingKind.REWRITTEN
-        return await self._swap(partition, successors, rewritten, recorded_as=kind)
+        return await self._swap(partition, successors, rewritten, kind=kind)
 
     async def _swap(
         self,
@@ -140,7 +139,7 @@ class SegmentSwap:
         successors: Sequence[Successor],
         replaced: Callable[[PartitionManifest, Sequence[Successor], int], PartitionManifest],
         *,
-        recorded_as: RewritingKind | None = None,
+        kind: RewritingKind,
     ) -> Swapped:
         await self._require_stored(partition, successors)
         done: list[Successor] = []
@@ -161,11 +160,12 @@ class SegmentSwap:
             # An earlier try may have been taken for lost, and someone has committed after it.
             done = [one for one in held if found[one] in {one.parts, (one.segment,)}]
             left = len(held) - len(done)
-            if recorded_as is RewritingKind.COMPACTED and left:
+            if kind is RewritingKind.COMPACTED and left:
                 done, left = [], len(held)
-            record = None
-            if recorded_as and done:
-                record = await self._recorded(partition, recorded_as, done)
+            # A merge of segments that hold all that they ever held needs none.
+            told = [one for one in done if one.segment.is_rewritten or kind is not RewritingKind.MERGED]
+            record = await self._recorded(partition, kind, told) if told else None
+            if record is not None:
                 records.add(record)
             return (
                 await self._spilled_again(manifest, replaced(whole, fitting, now_ms))
@@ -178,10 +178,10 @@ class SegmentSwap:
         return Swapped(stored.existing, tuple(done), left, now_ms)
 
     async def _recorded(
-        self, partition: TopicIdPartition, kind: RewritingKind, done: Sequence[Successor]
+        self, partition: TopicIdPartition, kind: RewritingKind, told: Sequence[Successor]
     ) -> str:
-        parts = tuple(chain.from_iterable(one.parts for one in done))
-        rewriting = Rewriting.of(kind, parts, tuple(one.segment for one in done))
+        parts = tuple(chain.from_iterable(one.parts for one in told))
+        rewriting = Rewriting.of(kind, parts, tuple(one.segment for one in told))
         return await store_rewriting(self._store, partition, rewriting)
 
     async def _forget(self, records: Sequence[str]) -> None:

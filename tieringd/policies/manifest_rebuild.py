@@ -22,6 +22,7 @@ Offsets between two chosen segments that no object holds are holes: they become 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import AbortedTransaction, EpochStart, RemoteSegment
-    from tieringd.policies.standing_rewritings import RecordedRewriting
+    from tieringd.policies.standing_rewritings import RecordedRewriting, StandingRewritings
 
 OFF_LINEAGE = "a newer leader wrote other records at its offsets"
 NOT_CHOSEN = "other objects hold its offsets"
@@ -86,6 +87,11 @@ class RebuildPlan:
     """First and last offsets between chosen segments that no chosen one holds."""
     unfinished: tuple[StoredSegment, ...] = ()
     """Those of the chosen ones that a job left which may have died half way, as nothing else is there."""
+    brought_back: tuple[tuple[str, tuple[StoredSegment, ...]], ...] = ()
+    """
+    By job, those of the chosen ones that it has recorded others for, which do not count any more: what it
+    took out may be in them.
+    """
 
 
 def plan_rebuild(
@@ -109,7 +115,7 @@ def plan_rebuild(
             sound.append(one)
     standing = standing_rewritings(
         recorded,
-        {one.identity for one in stored},
+        {one.identity: one.known_epoch for one in stored},
         [Candidate(one.identity, one.segment.uploaded_at_ms) for one in sound],
         epoch_starts,
     )
@@ -132,7 +138,8 @@ def plan_rebuild(
         if before.segment.next_offset < after.segment.base_offset
     )
     unfinished = tuple(one for one in chosen if id(one) in others)
-    return RebuildPlan(tuple(chosen), tuple(left_out), holes, unfinished)
+    brought_back = _brought_back(standing, chosen)
+    return RebuildPlan(tuple(chosen), tuple(left_out), holes, unfinished, brought_back)
 
 
 def kept_from(known: PartitionManifest | None) -> int:
@@ -236,6 +243,22 @@ def _is_held(one: StoredSegment, chosen: Sequence[StoredSegment]) -> bool:
     """Say whether any of a segment's offsets are in *chosen*, which ascend."""
     row = bisect_left(chosen, one.segment.base_offset, key=attrgetter("segment.last_offset"))
     return row < len(chosen) and chosen[row].segment.base_offset <= one.segment.last_offset
+
+
+def _brought_back(
+    standing: StandingRewritings, chosen: Sequence[StoredSegment]
+) -> tuple[tuple[str, tuple[StoredSegment, ...]], ...]:
+    """Return, by job, which of *chosen*, which ascend, it had stored others for."""
+    rows: defaultdict[str, set[int]] = defaultdict(set)
+    for one, recorded_at_ms in standing.fallen:
+        row = bisect_left(chosen, one.base_offset, key=attrgetter("segment.last_offset"))
+        while row < len(chosen) and chosen[row].segment.base_offset <= one.last_offset:
+            # A job that was run again has taken out the same; one before it has not.
+            is_older = standing.named.get(chosen[row].identity, recorded_at_ms) <= recorded_at_ms
+            if is_older and chosen[row].segment.writer_id != one.writer_id:
+                rows[one.writer_id].add(row)
+            row += 1
+    return tuple((job, tuple(chosen[row] for row in sorted(some))) for job, some in sorted(rows.items()))
 
 
 def _choose(stored: Sequence[StoredSegment]) -> list[StoredSegment]:

@@ -19,20 +19,24 @@ A rewriting does not stand where
   that came too late. If it is all there is of offsets before all others these have rather expired.
 
 What was rewritten and is named by none that stands was left by a job that died. It is better than nothing.
+
+One that falls for the first or the last of these reasons may have taken place all the same: what it named was
+damaged or lost since. What was taken out may be back then, so an operator has to hear of it.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final
 
 from tieringd.model.rewriting import RewritingKind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from tieringd.model.rewriting import Rewriting, SegmentIdentity
 
@@ -62,8 +66,11 @@ class Candidate:
 class StandingRewritings:
     """What the rewritings that stand name, and what they do away with."""
 
-    named: frozenset[SegmentIdentity]
+    named: Mapping[SegmentIdentity, int]
+    """And when that was recorded, in milliseconds."""
     superseded: frozenset[SegmentIdentity]
+    fallen: tuple[tuple[SegmentIdentity, int], ...]
+    """What jobs have stored that does not count, though it may have taken its place; likewise with times."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,29 +85,41 @@ class _Unit:
 
 def standing_rewritings(
     recorded: Sequence[RecordedRewriting],
-    stored: Collection[SegmentIdentity],
+    stored: Mapping[SegmentIdentity, int],
     candidates: Sequence[Candidate],
     epoch_starts: Mapping[int, int],
 ) -> StandingRewritings:
     """
     Judge what is *recorded* of one partition, of which all of *stored* is there.
 
-    *candidates* are those that may be chosen; *epoch_starts* has the first offset of each leader epoch that
-    they tell of.
+    *stored* has the newest leader epoch that is known of each. *candidates* are those that may be chosen;
+    *epoch_starts* has the first offset of each leader epoch that they tell of.
     """
     lines = _Lines(one.rewriting for one in recorded)
-    units = _units(recorded, epoch_starts)
+    units = _units(recorded, stored, epoch_starts)
     passed_over = _passed_over(units, recorded, lines)
-    units = [unit for unit in units if unit not in passed_over and _is_there(unit, lines, stored)]
+    units = [unit for unit in units if unit not in passed_over]
+    fallen = {unit for unit in units if not _is_there(unit, lines, stored)}
     while True:
         claims = _Claims(lines)
         for unit in units:
-            claims.add(unit)
+            if unit not in fallen:
+                claims.add(unit)
         superseded = [one for one in candidates if claims.against(one.identity)]
         overtaken = _overtaken(superseded, candidates, claims)
         if not overtaken:
-            return StandingRewritings(claims.named(), frozenset(one.identity for one in superseded))
-        units = [unit for unit in units if unit not in overtaken]
+            return StandingRewritings(
+                claims.named(),
+                frozenset(one.identity for one in superseded),
+                # A merge takes nothing out.
+                tuple(
+                    (one, unit.stored_at_ms)
+                    for unit in units
+                    if unit in fallen and unit.kind is not RewritingKind.MERGED
+                    for one in unit.segments
+                ),
+            )
+        fallen |= overtaken
 
 
 class _Lines:
@@ -185,16 +204,42 @@ class _Claims:
         """Return the units that do away with a segment."""
         return [unit for claim, unit in self._layers.over(one) if one not in self._lines.of(claim)]
 
-    def named(self) -> frozenset[SegmentIdentity]:
-        """Return the segments of all units."""
-        return frozenset(one for unit in self._units for one in unit.segments)
+    def named(self) -> dict[SegmentIdentity, int]:
+        """Return the segments of all units, with the latest times of their records."""
+        oldest_first = sorted(self._units, key=attrgetter("stored_at_ms"))
+        return {one: unit.stored_at_ms for unit in oldest_first for one in unit.segments}
 
 
-def _units(recorded: Iterable[RecordedRewriting], epoch_starts: Mapping[int, int]) -> list[_Unit]:
+class _NewerLeaders:
+    """Where the log of whoever led after some epoch begins."""
+
+    def __init__(self, epoch_starts: Mapping[int, int]) -> None:
+        self._epochs = sorted(epoch_starts)
+        starts = accumulate((epoch_starts[epoch] for epoch in reversed(self._epochs)), min)
+        self._earliest = list(starts)[::-1]
+        """The smallest first offset of each epoch and all newer ones."""
+
+    def have_cut(self, one: SegmentIdentity, known_epoch: int) -> bool:
+        """Say whether they wrote other records at a segment's offsets."""
+        row = bisect_right(self._epochs, known_epoch)
+        return row < len(self._epochs) and self._earliest[row] <= one.last_offset
+
+
+def _units(
+    recorded: Iterable[RecordedRewriting],
+    stored: Mapping[SegmentIdentity, int],
+    epoch_starts: Mapping[int, int],
+) -> list[_Unit]:
     """Return what counts together, that which counts first before the rest."""
     units: list[_Unit] = []
+    leaders = _NewerLeaders(epoch_starts)
     for one in recorded:
-        left = [each for each in one.rewriting.stored if not _is_cut(each, epoch_starts)]
+        # It may hold batches of a newer epoch than the one that its name has.
+        left = [
+            each
+            for each in one.rewriting.stored
+            if not leaders.have_cut(each, stored.get(each, each.leader_epoch))
+        ]
         left.sort(key=_LAST)
         is_whole = one.rewriting.kind is RewritingKind.COMPACTED
         groups = [tuple(left)] if is_whole else [(each,) for each in left]
@@ -205,13 +250,7 @@ def _units(recorded: Iterable[RecordedRewriting], epoch_starts: Mapping[int, int
     )
 
 
-def _is_cut(one: SegmentIdentity, epoch_starts: Mapping[int, int]) -> bool:
-    """Say whether a newer leader wrote other records at a segment's offsets."""
-    starts = (start for epoch, start in epoch_starts.items() if epoch > one.leader_epoch)
-    return min(starts, default=one.last_offset + 1) <= one.last_offset
-
-
-def _is_there(unit: _Unit, lines: _Lines, stored: Collection[SegmentIdentity]) -> bool:
+def _is_there(unit: _Unit, lines: _Lines, stored: Mapping[SegmentIdentity, int]) -> bool:
     """Say whether all of a unit is stored, or what was made of it; its beginning may have expired."""
     there = [not lines.of(one).isdisjoint(stored) for one in unit.segments]
     return True in there and all(there[there.index(True) :])

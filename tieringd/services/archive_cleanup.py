@@ -17,7 +17,7 @@ import structlog
 
 from tieringd.archive.retired_objects import delete_segments
 from tieringd.errors import ObjectNotFound
-from tieringd.formats.object_keys import manifest_key
+from tieringd.formats.object_keys import manifest_key, rewriting_prefix
 from tieringd.model.spilling import spillover_expired
 from tieringd.policies.local_retention import retention_time_ms
 
@@ -65,9 +65,21 @@ class ArchiveCleanup:
         # Whatever a deposed leader or a crash has left besides.
         strays = await self._spillovers.ending_before(partition, _PAST_EVERY_OFFSET)
         await self._spillovers.delete(partition, strays)
+        await self._delete_records(partition)
         await self._store.delete_many([manifest_key(partition)])
         log.info("partition deleted from the archive", partition=str(partition), segments=deleted)
         return deleted
+
+    async def _delete_records(self, partition: TopicIdPartition) -> None:
+        """Delete what jobs have recorded of segments that they rewrote."""
+        start_after: str | None = None
+        while True:
+            page = await self._store.list_page(rewriting_prefix(partition), start_after=start_after)
+            if page.objects:
+                await self._store.delete_many([info.key for info in page.objects])
+            start_after = page.next_start_after
+            if start_after is None:
+                return
 
     async def cleanup_until(self, leadership: Leadership, *, timestamp_ms: int) -> int:
         """See `RemoteLog.cleanup_until`."""

@@ -186,7 +186,11 @@ class PartitionMover:
         while True:
             page = await self._source_store.list_page(rewriting_prefix(partition), start_after=start_after)
             for info in page.objects:
-                written = await self._copier.copy(CopySource(info.key, info.size_bytes))
+                try:
+                    written = await self._copier.copy(CopySource(info.key, info.size_bytes))
+                except ObjectNotFound:
+                    # It was a swap's that did not come about, or scrub has found that nobody needs it.
+                    continue
                 objects, size_bytes = objects + (written > 0), size_bytes + written
             start_after = page.next_start_after
             if start_after is None:

@@ -6,8 +6,8 @@ import pytest
 
 from tests.fakes.archive import archived
 from tests.fakes.log_writer import LogWriter
-from tieringd.errors import ObjectNotFound
-from tieringd.formats.object_keys import TopicKey
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import TopicKey, topic_manifest_key
 
 _OTHER_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 
@@ -35,6 +35,18 @@ async def test_topics_come_by_cluster_and_name(archive, tmp_path):
         await archive_of(LogWriter(tmp_path, name), archive)
 
     assert [each.key.topic async for each in archive.catalog.topics()] == ["audit", "orders", "payments"]
+
+
+async def test_topics_that_are_not_wanted_are_not_loaded(archive, store, tmp_path):
+    """One that is damaged is in nobody's way."""
+    for name in ("orders", "audit"):
+        await archive_of(LogWriter(tmp_path, name), archive)
+    (audit,) = [each.key async for each in archive.catalog.topics("audit".__eq__)]
+    store.add(topic_manifest_key(audit), b"damaged")
+
+    assert [each.key.topic async for each in archive.catalog.topics("orders".__eq__)] == ["orders"]
+    with pytest.raises(CorruptDataError):
+        [each async for each in archive.catalog.topics()]
 
 
 async def test_listing_takes_all_pages(archive, store, tmp_path):

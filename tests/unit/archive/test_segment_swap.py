@@ -22,7 +22,7 @@ from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix
 from tieringd.formats.rewriting_record import decode_rewriting
 from tieringd.model.manifest import CLOSED_EPOCH
-from tieringd.model.rewriting import Rewriting, SegmentIdentity
+from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired
 from tieringd.policies.segment_merge import plan_merges
@@ -38,7 +38,9 @@ def swap_in(store, *, target_manifest_bytes=PLENTY) -> SegmentSwap:
     )
 
 
-async def prepared(store, manifest, limits, tmp_path, *, writer_id="spark-0b") -> list[Successor]:
+async def prepared(
+    store, manifest, limits, tmp_path, *, writer_id="spark-0b", is_recorded=True
+) -> list[Successor]:
     """Store what each run of a plan becomes."""
     found = []
     for run in plan_merges(manifest, limits).runs:
@@ -51,6 +53,7 @@ async def prepared(store, manifest, limits, tmp_path, *, writer_id="spark-0b") -
             await index_of_parts(SegmentIndexes(store), manifest.partition, parts),
             leader_epoch=max(part.leader_epoch for part in parts),
             writer_id=writer_id,
+            is_recorded=is_recorded,
         )
         found.append(Successor(merge.parts, merge.segment))
     return found
@@ -309,3 +312,36 @@ async def test_record_names_just_what_took_its_place(store, writer, is_whole):
     assert [one.stored for one in found.values()] == (
         [tuple(SegmentIdentity.of(one.segment) for one in done)] if done else []
     )
+
+
+async def test_merge_of_rewritten_segments_is_recorded_when_it_takes_their_places(store, writer, tmp_path):
+    """Not when it was stored: another job has replaced some of them in between, and its word counts."""
+    manifest, limits = await filled(writer, store)
+    partition = manifest.partition
+    erased = [
+        Successor((part,), replace(part, writer_id="rewritten-0e")) for part in list(manifest.segments)[:2]
+    ]
+    for one in erased:
+        for name in (data_key, index_key):
+            data, info = await store.get(name(partition, one.parts[0]))
+            await store.put(name(partition, one.segment), data, crc32c=info.crc32c)
+    await swap_in(store).rewrite(partition, erased, is_whole=False)
+    before = recorded(store, partition)
+    listed = stored_manifest(store, writer)
+    late, in_time = await prepared(store, listed, limits, tmp_path, is_recorded=False)
+    assert late.segment.is_rewritten
+    again = Successor(late.parts[:1], replace(late.parts[0], writer_id="rewritten-0f"))
+    for name in (data_key, index_key):
+        data, info = await store.get(name(partition, late.parts[0]))
+        await store.put(name(partition, again.segment), data, crc32c=info.crc32c)
+    unchanged = dict(store._objects)
+    await swap_in(store).rewrite(partition, [again], is_whole=False)
+
+    swapped = await swap_in(store).merge(partition, [late, in_time])
+
+    assert (swapped.done, swapped.left) == ((in_time,), 1)
+    assert {one.writer_id for one in recorded(store, partition)} == {"rewritten-0e", "rewritten-0f"}
+    store._objects = unchanged
+    await swap_in(store).merge(partition, [late, in_time])
+    (merged,) = [one for one in recorded(store, partition) if one not in before]
+    assert merged == Rewriting.of(RewritingKind.MERGED, late.parts, (late.segment,))

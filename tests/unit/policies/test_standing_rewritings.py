@@ -222,6 +222,45 @@ def test_newer_leader_undoes_what_was_rewritten():
         assert planned(A, B, C, *rewritten, new, records=records).chosen == (NEW_A, NEW_B, new)
 
 
+def test_what_was_taken_out_and_is_back_is_told():
+    """What a job stored is missing, or others were stored later: then the old ones count."""
+    erasure = [record(REWRITTEN, [A, B], [NEW_A, NEW_B], at=3)]
+    compaction = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
+    merged = stored(10, 29, at=4 + UNDER_WAY_MS, writer="0b")
+    for some, records, back in (
+        ((A, B, C, NEW_B), erasure, (A,)),
+        ((A, B, C, NEW_A, NEW_C), compaction, (A, B, C)),
+        ((A, NEW_A, NEW_B, merged), erasure, (merged,)),
+    ):
+        assert planned(*some, records=records).brought_back == (("rewritten-e1", back),)
+    twice = stored(0, 9, writer="E2", at=5)
+    plan = planned(A, B, NEW_A, NEW_B, records=[*erasure, record(REWRITTEN, [NEW_A], [twice], at=6)])
+    assert (plan.chosen, plan.brought_back) == ((NEW_A, NEW_B), (("rewritten-e2", (NEW_A,)),))
+
+
+def test_nothing_is_told_where_nothing_is_back():
+    """All counts, nothing else is there, or another job has done it again."""
+    erasure = [record(REWRITTEN, [A, B], [NEW_A, NEW_B], at=3)]
+    again = [stored(base, base + 9, writer="E2", at=6) for base in (0, 10)]
+    repeated = [*erasure, record(REWRITTEN, [A, B], again, at=7)]
+    compaction = [record(COMPACTED, [A, B, C], [NEW_A, NEW_B, NEW_C], at=3)]
+    for some, records in (
+        ((A, B, C, NEW_A, NEW_B), erasure),
+        ((A, B, C, *again), repeated),
+        ((NEW_A, NEW_C), compaction),
+        ((C,), compaction[:0]),
+    ):
+        assert planned(*some, records=records).brought_back == ()
+
+
+def test_rewritten_segment_may_hold_batches_of_a_newer_epoch_than_its_name_has():
+    """Its leader was elected again meanwhile: nobody has cut it back."""
+    old, new = (
+        stored(0, 9, writer=writer, at=at, epochs=((3, 0), (4, 5))) for writer, at in (("0a", 1), ("E1", 2))
+    )
+    assert planned(old, new, records=[record(REWRITTEN, [old], [new], at=3)]).chosen == (new,)
+
+
 def test_index_that_was_made_again_changes_nothing():
     """The segment has another name then; what it holds is the same."""
     renamed = replace(NEW_A, segment=replace(NEW_A.segment, index_crc32c=5))

@@ -19,7 +19,14 @@ from tests.unit.services.test_rewritten_segments import rewrite
 from tieringd.archive.rewriting_records import store_rewriting
 from tieringd.errors import ConfigError, CorruptDataError, FencedError, ObjectNotFound, StorageError
 from tieringd.formats.history_link import HistoryLink
-from tieringd.formats.object_keys import client_quotas_key, data_key, index_key, owner_of, spillover_prefix
+from tieringd.formats.object_keys import (
+    client_quotas_key,
+    data_key,
+    index_key,
+    owner_of,
+    rewriting_prefix,
+    spillover_prefix,
+)
 from tieringd.model.manifest import CLOSED_EPOCH
 from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lifecycle
@@ -139,6 +146,25 @@ async def test_records_of_rewritings_go_along(world, target, moving):
     key = await store_rewriting(world.store, world.writers[0].identified, rewriting)
     await moving.move()
     assert target._objects[key][0] == world.store._objects[key][0]
+
+
+async def test_record_that_goes_while_it_is_copied_is_not_missed(world, target, moving):
+    """A job whose swap was overtaken deletes it."""
+    partition = world.writers[0].identified
+    segment = SegmentIdentity(0, 9, 61, 0, "rewritten-0a")
+    key = await store_rewriting(world.store, partition, Rewriting(RewritingKind.REWRITTEN, (), (segment,)))
+    list_page = world.store.list_page
+
+    async def overtaken(prefix, **options):
+        page = await list_page(prefix, **options)
+        if prefix == rewriting_prefix(partition):
+            await world.store.delete_many([key])
+        return page
+
+    world.store.list_page = overtaken
+    await moving.move()
+    assert key not in target._objects
+    assert await all_values(target, world.writers[0]) == await all_values(world.store, world.writers[0])
 
 
 async def test_second_copy_copies_only_what_is_new(world, target, moving, tmp_path):

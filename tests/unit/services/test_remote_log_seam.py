@@ -23,7 +23,7 @@ from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound, Stora
 from tieringd.formats.checkpoints import parse_epoch_checkpoint
 from tieringd.formats.index_files import parse_transaction_index
 from tieringd.formats.log_names import FileKind, encode_file_name
-from tieringd.formats.object_keys import data_key, index_key, manifest_key, spillover_prefix
+from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix, spillover_prefix
 from tieringd.model.manifest import Gap
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import IndexEntry, SegmentIndex, SegmentSlice
@@ -411,6 +411,7 @@ async def test_deleted_partition_leaves_nothing(archive, writer, tmp_path, parts
     await spill(archive, writer, *parts)
     await remote_log.cleanup_until(Leadership(partition, 0), timestamp_ms=DEFAULT_TIME_MS - 60_000)
     archive.store.add(f"{spillover_prefix(partition)}0.5.0.0.1", b"of a deposed leader")
+    archive.store.add(f"{rewriting_prefix(partition)}rewritten-0a.00000001", b"of a job")
     assert await remote_log.delete_partition(partition) == len(bases)
     assert all("orders/0_" not in key for key in archive.store._objects)
     assert await values_in(archive, kept) == other.values()

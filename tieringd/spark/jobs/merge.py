@@ -25,14 +25,14 @@ from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
 from tieringd.model.segment import JOB_PREFIX
 from tieringd.policies.segment_merge import job_limit_offset, plan_merges
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.chosen import chosen_partitions
+from tieringd.spark.jobs.chosen import chosen_partitions, loaded_again
 from tieringd.spark.jobs.progress import silent, watched
 from tieringd.spark.jobs.report import Report
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap
 from tieringd.spark.jobs.tasks import failures_in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -90,6 +90,8 @@ class _Merger:
             await index_of_parts(bucket.indexes, task.partition, task.parts),
             leader_epoch=max(part.leader_epoch for part in task.parts),
             writer_id=f"{JOB_PREFIX}{self.job_id}",
+            # What it is made of was listed when the job began, and may have been replaced since.
+            is_recorded=False,
         )
 
 
@@ -126,14 +128,10 @@ def merge(
         for one in chosen.partitions
         if (one.partition.cluster, one.partition.topic, one.partition.topic_id) not in names
     ]
-    todo = [
-        task
-        for one in partitions
-        for task in _planned(config, one, has_log=has_broker and one.partition not in chosen.without_log)
-    ]
-    merger, host_bytes = _Merger(config, secrets.token_hex(8)), 0
-    for begin in range(0, len(todo), RUNS_AT_ONCE):
-        some = todo[begin : begin + RUNS_AT_ONCE]
+    with_log = frozenset(one.partition for one in partitions if has_broker) - chosen.without_log
+    merger, runs, host_bytes = _Merger(config, secrets.token_hex(8)), 0, 0
+    for some in portions(bucket, partitions, outcome.faults, with_log=with_log):
+        runs += len(some)
         with watched(spark, "merging segments", progress), failures_in_words():
             done = spark.sparkContext.parallelize(some, len(some)).map(merger).collect()
         host_bytes += _swap(bucket, done, outcome)
@@ -144,23 +142,53 @@ def merge(
         "topics": len(chosen.topics),
         "compacted_topics_left": len(compacted),
         "partitions": len(partitions),
-        "runs": len(todo),
+        "runs": runs,
         "bytes_through_executors": host_bytes,
     }
     return Report("merge", figures | outcome.figures(), (outcome.table(),), tuple(outcome.faults))
 
 
-def _planned(config: Config, manifest: PartitionManifest, *, has_log: bool) -> list[_Task]:
-    """Return the runs of an archive that has its history, as far as no log may hold the same."""
-    limits = replace(
-        config.merge_settings.limits(segment_bytes=DEFAULT_SEGMENT_BYTES),
-        runs_max=_EVERYTHING,
-        rows_max=_EVERYTHING,
-    )
-    return [
-        _Task(manifest.partition, manifest.segments.overlapping(run.base_offset, run.next_offset))
-        for run in plan_merges(manifest, limits, up_to=job_limit_offset(manifest, has_log=has_log)).runs
-    ]
+def portions(
+    bucket: Bucket,
+    partitions: Iterable[PartitionManifest],
+    faults: list[str],
+    *,
+    with_log: Collection[TopicIdPartition],
+    runs_max: int = RUNS_AT_ONCE,
+) -> Iterator[list[_Task]]:
+    """
+    Yield the runs of archives that have their history some at a time, as far as no log may hold the same.
+
+    What comes after the first *runs_max* is planned when those before are done, of what the archives are by
+    then: a daemon merges as well, and retention deletes. What cannot be read by then comes to *faults*.
+    """
+    limits = bucket.config.merge_settings.limits(segment_bytes=DEFAULT_SEGMENT_BYTES)
+    some: list[_Task] = []
+    is_first = True
+    for chosen in partitions:
+        manifest, from_offset, is_complete = chosen, 0, False
+        while not is_complete:
+            if not is_first:
+                found = bucket.run(loaded_again(bucket, [chosen], faults))
+                if not found:
+                    break
+                manifest = found[0]
+            plan = plan_merges(
+                manifest,
+                replace(limits, runs_max=runs_max - len(some), rows_max=_EVERYTHING),
+                from_offset=from_offset,
+                up_to=job_limit_offset(manifest, has_log=manifest.partition in with_log),
+            )
+            some += [
+                _Task(manifest.partition, manifest.segments.overlapping(run.base_offset, run.next_offset))
+                for run in plan.runs
+            ]
+            from_offset, is_complete = plan.resume_offset, plan.is_complete
+            if len(some) == runs_max:
+                yield some
+                some, is_first = [], False
+    if some:
+        yield some
 
 
 def _swap(bucket: Bucket, done: Sequence[_Done], outcome: Outcome) -> int:

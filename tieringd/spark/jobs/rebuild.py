@@ -34,7 +34,7 @@ from tieringd.spark.jobs.rebuild_tasks import (
     remake_indexes,
 )
 from tieringd.spark.jobs.tasks import spread_over
-from tieringd.spark.jobs.topic_choice import is_chosen_by
+from tieringd.spark.jobs.topic_choice import is_chosen_by, unmatched
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
@@ -58,6 +58,10 @@ PARTITIONS_AT_ONCE: Final = 16
 BATCH_OBJECTS: Final = 100_000
 """Data objects whose partitions are rebuilt together: what they tell is held in the driver's memory."""
 GAP_REASON: Final = "no object of these offsets was in the bucket when the manifest was rebuilt"
+UNREAD: Final = (
+    "it is not written while a record of what a job rewrote cannot be read: erased records might be back. "
+    "Bring that object back, or move it out of the bucket to go without it"
+)
 UNDECIDED: Final = "its index is missing, and the archive does not tell how a transaction in it ended"
 
 
@@ -89,7 +93,7 @@ def rebuild(
     can be read are made again too. *deep* reads every data object whole.
 
     Raises:
-        ObjectNotFound: *topics* match nothing.
+        ObjectNotFound: One of *topics* matches nothing.
         StorageUnavailable: The store does not answer; what was written stays, and is found by the next run.
         TaskFailed: An executor could not do its part.
     """
@@ -121,9 +125,14 @@ class Rebuild:
         """Rebuild the partitions of *topics*; see `rebuild`."""
         bucket = self._bucket
         listed = bucket.run(list_partitions(bucket.store, is_chosen_by(topics)))
-        if topics and not listed:
-            raise ObjectNotFound(f"the bucket holds no object of a topic that matches {', '.join(topics)}")
+        missing = unmatched(topics, {one.topic for one in listed})
+        if missing:
+            raise ObjectNotFound(f"the bucket holds no object of a topic that matches {', '.join(missing)}")
         standings = bucket.run(at_once(sorted(listed), self._standing, count=PARTITIONS_AT_ONCE))
+        if self._options.replace:
+            # What is committed after this changes a manifest that was looked at, and it is not written over.
+            again = bucket.run(list_partitions(bucket.store, is_chosen_by(topics)))
+            listed = {partition: again.get(partition, one) for partition, one in listed.items()}
         done: list[RebuiltPartition] = []
         wanted: list[PartitionStanding] = []
         for one in standings:
@@ -165,8 +174,8 @@ class Rebuild:
 
         async def finished(one: PartitionStanding) -> RebuiltPartition:
             manifest = manifests.get(one.partition)
-            error = ""
-            if manifest is not None and self._options.write:
+            error = UNREAD if manifest is not None and recorded[one.partition].faults else ""
+            if manifest is not None and self._options.write and not error:
                 try:
                     await self._writer.write(one, manifest, leader_epoch=_newest_epoch(stored[one.partition]))
                 except TieringError as failed:

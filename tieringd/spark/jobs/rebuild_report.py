@@ -55,13 +55,20 @@ class RebuiltPartition:
         if self.manifest is None and self.before.standing is Standing.BROKEN:
             yield f"{name}: {self.before.detail}. The manifest can be read: give --replace to have it rebuilt"
         for fault in self.damaged_records:
-            yield f"{name}: a record of what a job rewrote is left out: {fault}"
+            yield f"{name}: a record of what a job rewrote cannot be read: {fault}"
         for stored in self.plan.unfinished if self.plan else ():
             segment = stored.segment
             yield (
                 f"{name}: offsets {segment.base_offset} to {segment.last_offset} are as a job left them that "
                 "took records out, and nothing says that it came to its end: older values may be back. "
                 f"Nothing else holds these offsets: {data_key(name, segment)}"
+            )
+        for job, some in self.plan.brought_back if self.plan else ():
+            yield (
+                f"{name}: {len(some)} objects of offsets {some[0].segment.base_offset} to "
+                f"{some[-1].segment.last_offset} are from before job {job} took records out: what it "
+                "stored is not all there any more, or others were stored after it. Erased records or older "
+                "values may be back: run that job again"
             )
         for one in self.unusable:
             if self._is_missed(one):
@@ -119,6 +126,9 @@ def rebuild_report(
         "gap_offsets": sum(one.gap_offsets for one in manifests),
         "objects_left_out": sum(len(one.plan.left_out) for one in partitions if one.plan),
         "objects_unfinished": sum(len(one.plan.unfinished) for one in partitions if one.plan),
+        "objects_brought_back": sum(
+            len(some) for one in partitions if one.plan for _, some in one.plan.brought_back
+        ),
         "objects_unusable": sum(len(one.unusable) for one in partitions),
         "seconds": seconds,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 from dataclasses import replace
@@ -163,6 +164,25 @@ def test_readable_manifest_is_left_alone(shelf, life):
     assert found.began_at_ms == known.began_at_ms
     assert found.commit_number == known.commit_number + 1
     assert found.writer_id == f"{known.writer_id}+edit"
+
+
+def test_what_is_committed_while_the_bucket_is_listed_is_not_left_out(shelf, life):
+    """A manifest that is written over was looked at before the objects were."""
+
+    class Slow(Rebuild):
+        async def _standing(self, partition):
+            life.append(b"late")
+            life.roll()
+            await asyncio.to_thread(shelf.archive, life, leader_epoch=4)
+            return await super()._standing(partition)
+
+    options = RebuildOptions(write=True, replace=True)
+    Slow(shelf.config, bucket_of(shelf.config), options, spread).run(())
+
+    found = shelf.manifest(life)
+    assert found.writer_id.endswith("+edit")
+    assert found.gaps == ()
+    assert list(shelf.values(life).values())[-1] == b"late"
 
 
 def test_damaged_manifests_are_kept_and_replaced(shelf, life):
@@ -449,7 +469,7 @@ def test_topics_are_chosen_by_pattern(shelf, life):
     lose_manifests(shelf)
     assert outcomes(rebuild(shelf, "oth*", write=True)[1]) == {("other", 0): "written"}
     with pytest.raises(ObjectNotFound, match="no object of a topic that matches nothing"):
-        rebuild(shelf, "nothing")
+        rebuild(shelf, "nothing", "other")
 
 
 class DyingAtWrite:

@@ -20,7 +20,7 @@ from tests.unit.spark.test_compaction import write
 from tieringd.formats.object_keys import manifest_key, rewriting_prefix
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.rebuild import Rebuild, RebuildOptions
+from tieringd.spark.jobs.rebuild import UNREAD, Rebuild, RebuildOptions
 from tieringd.spark.jobs.rebuild_report import rebuild_report
 from tieringd.spark.jobs.scrub import scrubbed
 from tieringd.storage.file import FileStore
@@ -181,8 +181,8 @@ def test_rewritten_segments_are_merged_and_merged_again(shelf, tmp_path):
     assert readings(shelf, writer) == erased
 
 
-def test_damaged_record_is_a_fault(shelf):
-    """What it names counts as nothing more than what a killed job has left."""
+def test_nothing_is_written_while_a_record_cannot_be_read(shelf):
+    """Without it what it names counts as what a killed job has left: so someone has to say so."""
     writer = shelf.writer()
     writer.append(b"1", b"x", keys=[b"secret", b"b"])
     writer.roll()
@@ -192,8 +192,31 @@ def test_damaged_record_is_a_fault(shelf):
     (key,) = records_in(shelf, writer)
     shelf.write(key, shelf.read(key).replace(b'"rewritten"', b'"compacted"'))
     lose_manifests(shelf)
-    (fault,) = rebuild(shelf).faults
-    assert key in fault
+    first, second = rebuild(shelf).faults
+    assert UNREAD in first
+    assert key in second
+    assert manifest_key(writer.identified) not in shelf.keys()  # noqa: SIM118 a method, not a mapping's
+    shelf.remove(key)
+    assert rebuild(shelf).faults == ()
+    assert readings(shelf, writer) == before
+
+
+def test_erased_records_that_are_back_are_told(shelf):
+    """The object that an erasure stored is damaged, and the old one waits for its deletion."""
+    writer = shelf.writer()
+    writer.append(b"1", b"x", keys=[b"secret", b"b"])
+    writer.roll()
+    shelf.archive(writer)
+    before = readings(shelf, writer)
+    asyncio.run(job_on(shelf, writer).erase([b"secret"]))
+    (key,) = shelf.data_keys(writer)
+    shelf.write(key, shelf.read(key)[:-1])
+    lose_manifests(shelf)
+
+    report = rebuild(shelf)
+
+    assert "Erased records or older values may be back: run that job again" in report.faults[0]
+    assert json.loads(report.as_json())["figures"]["objects_brought_back"] == 1
     assert readings(shelf, writer) == before
 
 
