@@ -151,22 +151,26 @@ def test_command_prints_a_report_and_exits_by_it(archive, tmp_path):
     assert [row["key"] for row in json.loads(written.read_text())["tables"]["findings"]] == [gone]
 
 
-def test_spark_submit_runs_the_same_commands(archive):
-    """With its own master; the exit code is the command's."""
+def test_spark_submit_runs_the_same_commands(archive, tmp_path):
+    """With its own master; the exit code is the command's. Spark may print beside the report."""
     file = run_command("spark", "submit-file").stdout.decode().strip()
     submit = str(Path(sys.executable).with_name("spark-submit"))
     options = ["--master", "local[2]", "--conf", "spark.driver.host=127.0.0.1", "--driver-memory", "1g"]
     conf = ["--conf", "spark.driver.bindAddress=127.0.0.1", "--conf", "spark.ui.enabled=false"]
     environ = os.environ | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    report = tmp_path / "report.json"
+    job = ["scrub", "--config", str(archive), "--format", "json", "--report", str(report)]
     done = subprocess.run(
-        [submit, *options, *conf, file, "scrub", "--config", str(archive), "--format", "json"],
+        [submit, *options, *conf, file, *job],
         check=False,
         capture_output=True,
         timeout=JVM_TIMEOUT_SECONDS,
         env=environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.returncode == 0, done.stderr.decode()
-    assert json.loads(done.stdout)["figures"]["segments"] == 2 * SEGMENTS
+    assert json.loads(report.read_text())["figures"]["segments"] == 2 * SEGMENTS
+    assert done.stdout.decode().endswith(report.read_text())
+    assert "tasks (" not in done.stdout.decode()
 
 
 def test_interrupt_ends_the_command_and_its_jvm(archive):

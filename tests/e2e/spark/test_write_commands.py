@@ -113,6 +113,16 @@ def test_merge_joins_small_segments(archive):
     assert "\nerror: the bucket holds no topic named clicks." in missing.stderr.decode()
 
 
+def test_master_that_spark_does_not_know_exits_2(archive):
+    """With Spark's own words, and without its stack."""
+    done = run_command("spark", "merge", "orders", "--config", str(archive), "--master", "local[many]")
+    errors = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (2, b""), errors
+    assert "error: Spark does not start: " in errors
+    assert "local[many]" in errors
+    assert "Traceback" not in errors
+
+
 def test_damage_is_a_fault_and_exit_1(archive):
     """What it belongs to stays as it is; an erasure says that the key may be there."""
     objects = FileObjects(archive.parent / "archive")

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import typer
 
 from tests.unit.cli.commands import invoked, tieringd
+from tieringd.cli.options import OutputFormat
 from tieringd.cli.spark import session
+from tieringd.cli.spark.options import duration
 from tieringd.cli.spark.progress import SECONDS_BETWEEN, JobProgress
+from tieringd.cli.spark.running import tell
 from tieringd.cli.spark.session import parse_conf, session_options
+from tieringd.spark.jobs.report import Report
 
 SUBMITTED = {"PYSPARK_GATEWAY_PORT": "1"}
 
@@ -120,6 +127,9 @@ def test_command_without_java_says_so(tmp_path, config, home):
         (["compact", "orders", "--min-compaction-lag", "soon"], "--min-compaction-lag"),
         (["compact", "orders", "--delete-retention", "10MiB"], "--delete-retention"),
         (["merge", "orders", "--delete-after", "-1"], "--delete-after"),
+        (["merge", "orders", "--delete-after", "7"], "7 has no unit"),
+        (["compact", "orders", "--delete-retention", "1"], "1 has no unit"),
+        (["compact", "orders", "--min-compaction-lag", "1"], "1 has no unit"),
         (["erase", "orders", "--key", "k"], "--requested-by"),
         (["erase", "orders", "--requested-by", "me", "--key-encoding", "utf-16"], "--key-encoding"),
         (["export", "orders"], "--target-format"),
@@ -149,6 +159,43 @@ def test_erasure_without_keys_that_can_be_read_is_refused(config, arguments, wor
     assert (done.exit_code, done.output) == (2, "")
     assert words in done.errors
     assert "someone" not in done.errors
+
+
+def test_erasure_that_nobody_asks_for_is_refused(config):
+    """By a dry run as well: the command that follows is the same."""
+    asked = ("--key", "k", "--requested-by", " ", "--dry-run", "--config", config)
+    done = tieringd("spark", "erase", "orders", *asked, PATH="/nowhere")
+    assert (done.exit_code, done.output) == (2, "")
+    assert "--requested-by is empty" in done.errors
+
+
+@pytest.mark.parametrize("text", ["0", " 0 ", "0s"])
+def test_nothing_needs_no_unit(text):
+    """It is as long in all of them."""
+    assert duration(text) == 0
+
+
+def test_wrong_prices_exit_2(tmp_path, config):
+    """Before Spark is looked for."""
+    path = tmp_path / "prices.yaml"
+    path.write_text("storage_gib_month: much\nwrites_1000: 1\n")
+    done = tieringd("spark", "usage", "--config", config, "--prices", path, PATH="/nowhere", JAVA_HOME="")
+    assert (done.exit_code, done.output) == (2, "")
+    assert "storage_gib_month: expected a number" in done.errors
+    assert "Java" not in done.errors
+
+
+def test_wrong_configuration_of_pyiceberg_exits_2(tmp_path, config):
+    """It is read when the package is imported; the line that is wrong is not told."""
+    (tmp_path / ".pyiceberg.yaml").write_text("catalog: {shop: {token: hunter2}}\n")
+    done = tieringd(
+        *("spark", "export", "orders", "--config", config, "--target-format", "iceberg"),
+        PYICEBERG_HOME=str(tmp_path),
+        PATH="/nowhere",
+    )
+    assert (done.exit_code, done.output) == (2, "")
+    assert "pyiceberg's own configuration cannot be read" in done.errors
+    assert "hunter2" not in done.errors
 
 
 OTHER_FORMAT = [
@@ -215,6 +262,19 @@ def test_report_that_cannot_be_written_exits_2(tmp_path, config, place):
     assert "no file can be written there" in done.errors
 
 
+def test_report_is_written_where_nobody_reads_standard_output(tmp_path, monkeypatch):
+    """What took hours is in the file all the same."""
+    path = tmp_path / "report.json"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with suppress(BrokenPipeError), os.fdopen(writing, "w") as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        with pytest.raises(BrokenPipeError):
+            tell(Report("scrub", {"faults": 0}), output=OutputFormat.TEXT, path=path)
+        monkeypatch.undo()
+    assert json.loads(path.read_text())["figures"] == {"faults": 0}
+
+
 def test_submit_file_is_the_commands_of_this_group():
     """What spark-submit runs takes the arguments that would follow `tieringd spark`."""
     path = Path(invoked("spark", "submit-file").output.strip())
@@ -261,6 +321,16 @@ def test_shorter_line_covers_the_longer_one_before(capsys):
     progress("scrub", 10, 10)
     first, second = capsys.readouterr().err.split("\r")[1:]
     assert len(second) == len(first)
+
+
+def test_progress_is_silent_where_it_would_stand_in_the_report(capsys):
+    """However long it takes."""
+    clock = Clock()
+    progress = JobProgress(is_terminal=False, is_quiet=True, clock=clock)
+    clock.now = 10 * SECONDS_BETWEEN
+    progress("scrub", 5, 10)
+    progress.end()
+    assert capsys.readouterr().err == ""
 
 
 def test_progress_elsewhere_is_sparse(capsys):

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from tieringd.cli.options import amount
 from tieringd.cli.spark.options import (
     Conf,
     ConfigFile,
@@ -20,10 +19,10 @@ from tieringd.cli.spark.options import (
     NoBroker,
     OutputFormat,
     ReportFile,
+    duration,
 )
 from tieringd.cli.spark.running import run_job
 from tieringd.cli.spark.session import optional_parts
-from tieringd.config.units import DURATION
 
 
 def compact(
@@ -32,7 +31,7 @@ def compact(
     delete_retention: Annotated[
         int | None,
         typer.Option(
-            parser=amount(DURATION),
+            parser=duration,
             metavar="DURATION",
             help="Tombstones whose own timestamp is older go; those without a timestamp stay.",
             show_default="1d",
@@ -41,7 +40,7 @@ def compact(
     min_compaction_lag: Annotated[
         int | None,
         typer.Option(
-            parser=amount(DURATION),
+            parser=duration,
             metavar="DURATION",
             help="A segment with a record younger than that stays as it is, and all that follow.",
             show_default="0",

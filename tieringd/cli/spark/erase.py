@@ -38,7 +38,8 @@ def erase(
         list[str] | None,
         typer.Option(
             help="A key; '' is the empty one. May be given several times. Others on this machine may see it "
-            "in the list of processes: --keys-file does not show any.",
+            "in the list of processes, and under spark-submit in Spark's pages and logs as well: --keys-file "
+            "does not show any.",
             show_default=False,
         ),
     ] = None,
@@ -63,6 +64,8 @@ def erase(
     of it either. Brokers, quarantine and copies of the bucket are not gone over: see the documentation.
     Exit 1 when a segment may still have one of the keys.
     """
+    if not requested_by.strip():
+        raise ConfigError("--requested-by is empty", hint="The record of the erasure needs a name")
     keys = _keys(key or (), keys_file, key_encoding)
     with optional_parts():
         from tieringd.spark.jobs import erase as job  # noqa: PLC0415 - commands that need no Spark begin sooner

@@ -88,9 +88,20 @@ def iceberg_target(
     Return the tables of a catalogue.
 
     Raises:
+        ConfigError: The configuration of pyiceberg itself is wrong.
         typer.BadParameter: A property is not of the form key=value.
     """
-    from tieringd.spark.jobs.export.iceberg_target import IcebergTarget  # noqa: PLC0415 - an optional part
+    try:
+        from tieringd.spark.jobs.export.iceberg_target import IcebergTarget  # noqa: PLC0415 - an optional part
+    except ImportError:
+        raise
+    # It is read when the package is imported. What is said of it may show a secret.
+    except Exception as error:
+        raise ConfigError(
+            f"pyiceberg's own configuration cannot be read ({type(error).__name__})",
+            hint="Look at .pyiceberg.yaml and at the variables PYICEBERG_...; "
+            "`python -c 'import pyiceberg.catalog'` says what is wrong",
+        ) from error
 
     given: dict[str, Any] = {
         "catalog": catalog,

@@ -22,7 +22,20 @@ __all__ = [
     "OutputFormat",
     "ReportFile",
     "Topics",
+    "duration",
 ]
+
+
+def duration(text: str) -> int:
+    """
+    Return an option's duration in milliseconds.
+
+    Without a unit it would be milliseconds: who says 7 for what is to be deleted after a week loses it now.
+    """
+    if text.strip().isdecimal() and int(text):
+        raise typer.BadParameter(f"{text} has no unit; write for example {text.strip()}d")
+    return amount(DURATION)(text)
+
 
 Master = Annotated[
     str | None,
@@ -66,7 +79,7 @@ NoBroker = Annotated[
 DeleteAfter = Annotated[
     int | None,
     typer.Option(
-        parser=amount(DURATION),
+        parser=duration,
         metavar="DURATION",
         help="Delete what was replaced at least so long ago, by this run or an earlier one; 0 is at once, "
         "also under readers. Without it the daemon that archives the topic deletes it, after its delay.",

@@ -17,8 +17,11 @@ SECONDS_BETWEEN = 10.0
 class JobProgress:
     """Say what a job tells of itself. Quiet elsewhere than in a terminal for a job that is over at once."""
 
-    def __init__(self, *, is_terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, *, is_terminal: bool, is_quiet: bool = False, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._is_terminal = is_terminal
+        self._is_quiet = is_quiet
         self._clock = clock
         self._what = ""
         self._began = self._said = clock()
@@ -26,6 +29,8 @@ class JobProgress:
 
     def __call__(self, what: str, done: int, total: int, /) -> None:
         """Take that *done* of *total* tasks of *what* are done."""
+        if self._is_quiet:
+            return
         now = self._clock()
         if what != self._what:
             self.end()

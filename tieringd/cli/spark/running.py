@@ -10,7 +10,7 @@ import typer
 
 from tieringd.cli.options import OutputFormat, loaded
 from tieringd.cli.spark.progress import JobProgress
-from tieringd.cli.spark.session import interruptible, parse_conf, spark_session
+from tieringd.cli.spark.session import interruptible, is_submitted, parse_conf, spark_session
 from tieringd.errors import ConfigError, LocalFileError
 
 if TYPE_CHECKING:
@@ -51,7 +51,9 @@ def run_job(
     options = parse_conf(conf or ())
     if report is not None:
         _require_writable(report)
-    progress = JobProgress(is_terminal=sys.stderr.isatty())
+    # Else it would stand in the midst of the JSON.
+    is_quiet = output is OutputFormat.JSON and is_submitted(os.environ)
+    progress = JobProgress(is_terminal=sys.stderr.isatty(), is_quiet=is_quiet)
 
     def work() -> Report:
         with spark_session(master=master, conf=options) as spark:
@@ -61,11 +63,24 @@ def run_job(
                 progress.end()
 
     done = interruptible(work)
-    typer.echo(done.as_json() if output is OutputFormat.JSON else done.as_text().rstrip("\n"))
-    if report is not None:
-        _write(report, done)
+    tell(done, output=output, path=report)
     if done.faults:
         raise typer.Exit(1)
+
+
+def tell(report: Report, *, output: OutputFormat, path: Path | None) -> None:
+    """
+    Print a report, and write it to a file; the one where the other fails, too: it took hours.
+
+    Raises:
+        LocalFileError: It cannot be written.
+    """
+    try:
+        typer.echo(report.as_json() if output is OutputFormat.JSON else report.as_text().rstrip("\n"))
+    finally:
+        # Whoever read standard output may have gone, as with `| head`.
+        if path is not None:
+            _write(path, report)
 
 
 def _require_writable(path: Path) -> None:

@@ -43,6 +43,11 @@ _ON_THIS_MACHINE: Final = {
 }
 
 
+def is_submitted(environ: Mapping[str, str]) -> bool:
+    """Say whether `spark-submit` has started this program: it gives one output for both of a program's."""
+    return _SUBMITTED in environ
+
+
 def parse_conf(conf: Sequence[str]) -> dict[str, str]:
     """
     Return Spark's properties as they were given.
@@ -64,7 +69,7 @@ def session_options(
 ) -> dict[str, str]:
     """Return the properties of the session, the master among them unless `spark-submit` has set it."""
     if master is None:
-        master = conf.get("spark.master", None if _SUBMITTED in environ else HERE)
+        master = conf.get("spark.master", None if is_submitted(environ) else HERE)
     is_here = master is not None and master.startswith("local")
     return {
         **_ANYWHERE,
@@ -98,8 +103,11 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
         ConfigError: PySpark or Java is missing, or Spark does not start.
     """
     with optional_parts():
+        from py4j.protocol import Py4JError  # noqa: PLC0415 - an optional part
         from pyspark.errors import PySparkException  # noqa: PLC0415 - an optional part
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an optional part
+
+        from tieringd.spark.jobs.tasks import cause_of  # noqa: PLC0415 - likewise
     _require_java(os.environ)
     options = session_options(master=master, conf=conf, environ=os.environ)
     if options.get("spark.master", "").startswith("local"):
@@ -111,10 +119,9 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
-    except PySparkException as error:
-        raise ConfigError(
-            f"Spark does not start: {error}", hint="What it printed above tells more"
-        ) from error
+    except (Py4JError, PySparkException) as error:
+        # Spark's own errors are turned into PySpark's once there is a session, and not before.
+        raise ConfigError(f"Spark does not start: {cause_of(error)}", hint=_HINT) from error
     try:
         yield session
     finally:
@@ -149,7 +156,7 @@ def _require_java(environ: Mapping[str, str]) -> None:
     """
     home = environ.get("JAVA_HOME")
     found = Path(home, "bin", "java").exists() if home else shutil.which("java", path=environ.get("PATH"))
-    if not found and _SUBMITTED not in environ:
+    if not found and not is_submitted(environ):
         raise ConfigError(
             f"Spark needs Java 17 or newer, and {f'JAVA_HOME={home} has none' if home else 'there is none'}",
             hint="apt-get install openjdk-17-jre-headless, or set JAVA_HOME",

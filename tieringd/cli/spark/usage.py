@@ -45,9 +45,11 @@ def usage(
     Reads manifests only.
     """
     from tieringd.spark.jobs import usage as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+    from tieringd.spark.jobs.prices import read_prices  # noqa: PLC0415 - likewise
 
+    own = None if prices is None else read_prices(prices)
     run_job(
-        partial(job.usage, topics=topic or (), day_of=by.value, days=days, prices=prices),
+        partial(job.usage, topics=topic or (), day_of=by.value, days=days, prices=own),
         config=config,
         master=master,
         conf=conf,

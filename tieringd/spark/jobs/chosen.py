@@ -11,7 +11,7 @@ from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.manifest import PartitionManifest
@@ -23,6 +23,7 @@ TASK_BYTES: Final = 64 << 20
 """What one task reads at least: a smaller one costs more to start than to do."""
 ROUND_BYTES: Final = 1 << 40
 """What is read between two rounds of swaps: a job that dies loses no more than about that much work."""
+LEFT_MEANWHILE: Final = "it was moved or deleted while the job was at others, and was not gone over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,8 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
     Raises:
         ObjectNotFound: The bucket holds no topic of one of these names.
     """
-    found = [
-        topic
-        async for topic in bucket.catalog.topics()
-        if topic.lifecycle not in BEYOND_RETURN and any(fnmatchcase(topic.key.topic, one) for one in topics)
-    ]
+    known = bucket.catalog.topics(lambda name: any(fnmatchcase(name, one) for one in topics))
+    found = [topic async for topic in known if topic.lifecycle not in BEYOND_RETURN]
     for name in topics:
         if not any(fnmatchcase(topic.key.topic, name) for topic in found):
             raise ObjectNotFound(
@@ -77,12 +75,49 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
             without_log.update(topic.partitions())
         for partition in topic.partitions():
             try:
-                manifest = (await bucket.manifests.load(partition)).manifest
-                if manifest is not None and not manifest.is_closed:
-                    partitions.append(await bucket.spillovers.with_history(manifest))
+                manifest = await _whole(bucket, partition)
             except (CorruptDataError, ObjectNotFound) as error:
                 faults.append(f"{partition}: {error}")
+                continue
+            if manifest is not None:
+                partitions.append(manifest)
     return Chosen(tuple(found), tuple(partitions), tuple(faults), frozenset(without_log))
+
+
+async def loaded_again(
+    bucket: Bucket, partitions: Iterable[PartitionManifest], faults: list[str]
+) -> list[PartitionManifest]:
+    """
+    Return *partitions* as they are by now, which may be hours after they were chosen.
+
+    One that cannot be read any more, or that is no longer in this bucket, comes to *faults*.
+    """
+    found: list[PartitionManifest] = []
+    for one in partitions:
+        try:
+            manifest = await _whole(bucket, one.partition)
+        except (CorruptDataError, ObjectNotFound) as error:
+            faults.append(f"{one.partition}: {error}")
+            continue
+        if manifest is None:
+            faults.append(f"{one.partition}: {LEFT_MEANWHILE}")
+        else:
+            found.append(manifest)
+    return found
+
+
+async def _whole(bucket: Bucket, partition: TopicIdPartition) -> PartitionManifest | None:
+    """
+    Return a manifest with all its history; None where there is none, or the archive is closed.
+
+    Raises:
+        CorruptDataError: It is damaged, or a part of it that is spilled.
+        ObjectNotFound: A part of it is gone.
+    """
+    manifest = (await bucket.manifests.load(partition)).manifest
+    if manifest is None or manifest.is_closed:
+        return None
+    return await bucket.spillovers.with_history(manifest)
 
 
 def shares(partition: TopicIdPartition, segments: SegmentTable) -> Iterator[Share]:
@@ -93,6 +128,23 @@ def shares(partition: TopicIdPartition, segments: SegmentTable) -> Iterator[Shar
         if size_bytes >= TASK_BYTES or row == len(segments) - 1:
             yield Share(partition, first, segments.head(row + 1).without_head(first))
             first, size_bytes = row + 1, 0
+
+
+def rounds(
+    bucket: Bucket,
+    partitions: Sequence[PartitionManifest],
+    faults: list[str],
+    *,
+    round_bytes: int = ROUND_BYTES,
+) -> Iterator[list[PartitionManifest]]:
+    """
+    Yield *partitions* in rounds, those after the first as they are when their round begins.
+
+    Until then a daemon may have merged what they held, and retention may have deleted it. What cannot be
+    read by then comes to *faults*.
+    """
+    for number, some in enumerate(in_rounds(partitions, round_bytes)):
+        yield bucket.run(loaded_again(bucket, some, faults)) if number else some
 
 
 def in_rounds(partitions: Sequence[PartitionManifest], round_bytes: int) -> Iterator[list[PartitionManifest]]:

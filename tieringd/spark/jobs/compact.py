@@ -24,7 +24,7 @@ from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.policies.rewriting import Remainder, plan_rewrites
 from tieringd.policies.segment_merge import job_limit_offset
 from tieringd.spark.bucket import bucket_of, now_ms
-from tieringd.spark.jobs.chosen import ROUND_BYTES, chosen_partitions, in_rounds, shares
+from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
 from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
 from tieringd.spark.jobs.progress import silent, watched
@@ -115,7 +115,7 @@ def compact(
         spark, bucket, outcome, with_log=frozenset(with_log if has_broker else ()), progress=progress
     )
     expected: list[tuple[Value, ...]] = []
-    for some in in_rounds(chosen.partitions, ROUND_BYTES):
+    for some in rounds(bucket, chosen.partitions, outcome.faults):
         ranges = [bucket.run(compaction_range(bucket, one, options, now_ms=began_at_ms)) for one in some]
         with_any = [one for one in ranges if one.segments]
         if is_dry_run:

@@ -35,7 +35,7 @@ from tieringd.formats.object_keys import (
 )
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import bucket_of, now_ms
-from tieringd.spark.jobs.chosen import ROUND_BYTES, chosen_partitions, in_rounds, shares
+from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
 from tieringd.spark.jobs.progress import silent, watched
 from tieringd.spark.jobs.report import Report
@@ -132,7 +132,9 @@ def erase(
 
     outcome = Outcome(faults=list(chosen.faults))
     eraser = _Eraser(config, spark.sparkContext.broadcast(frozenset(keys)), f"{REWRITER_PREFIX}{job_id}")
-    for some in in_rounds(chosen.partitions, ROUND_BYTES):
+    segments_read = 0
+    for some in rounds(bucket, chosen.partitions, outcome.faults):
+        segments_read += sum(len(one.segments) for one in some)
         todo = [share for one in some for share in shares(one.partition, one.segments)]
         with watched(spark, "erasing keys", progress), failures_in_words():
             looked = spark.sparkContext.parallelize(todo, max(1, len(todo))).flatMap(eraser).collect()
@@ -152,7 +154,7 @@ def erase(
         "keys": len(request.key_sha256),
         "topics": len(chosen.topics),
         "partitions": len(chosen.partitions),
-        "segments_read": sum(len(one.segments) for one in chosen.partitions),
+        "segments_read": segments_read,
         **outcome.figures(),
         "quarantined_objects": bucket.run(_quarantined(bucket, frozenset(named))),
         "record": erasure_key(begun_at_ms=request.begun_at_ms, job_id=job_id, is_done=True),

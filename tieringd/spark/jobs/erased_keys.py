@@ -47,17 +47,24 @@ def read_keys(path: Path, encoding: KeyEncoding) -> frozenset[bytes]:
     Return the keys in a file, one in each line.
 
     Raises:
-        ConfigError: The file cannot be read, has an empty line, or one that is not in this encoding.
+        ConfigError: The file cannot be read, has an empty line, or one that is not in this encoding; or it
+            begins with a mark of the order of bytes, which some editors put there.
     """
     try:
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the keys cannot be read from {path}: {error}") from error
+    if text.startswith("\ufeff"):
+        raise ConfigError(
+            f"{path} begins with a byte order mark, which would count as a part of the first key",
+            hint="Store it as UTF-8 without one; a key that begins so can be given in hex",
+        )
     # Only the ends of lines that every system has: a key may hold other characters that break lines.
     keys: set[bytes] = set()
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n") if text else []
     for number, line in enumerate(lines, 1):
-        if not line:
+        # In hex blanks mean nothing, and a line of them would be the empty key.
+        if not (line if encoding is KeyEncoding.TEXT else line.strip()):
             raise ConfigError(
                 f"line {number} of {path} is empty",
                 hint="Remove it; the empty key is given by --key ''",

@@ -7,6 +7,7 @@ A segment is read up to the first such record, so this takes no longer than the 
 from __future__ import annotations
 
 import tempfile
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.chosen import chosen_partitions, shares
+from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
 from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.report import Report, Table
 from tieringd.spark.jobs.tasks import run_tasks
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tieringd.config import Config
+    from tieringd.model.partition import TopicIdPartition
     from tieringd.spark.jobs.chosen import Share
     from tieringd.spark.jobs.progress import Progress
     from tieringd.spark.jobs.report import Value
@@ -88,25 +90,30 @@ def search(
         raise ConfigError("no key is given: nothing can be found")
     bucket = bucket_of(config)
     chosen = bucket.run(chosen_partitions(bucket, topics))
-    todo = [share for one in chosen.partitions for share in shares(one.partition, one.segments)]
+    faults = list(chosen.faults)
     finder = _KeyFinder(config, spark.sparkContext.broadcast(frozenset(keys)))
-    found = run_tasks(spark, "looking for keys", todo, finder, progress=progress)
+    found: dict[TopicIdPartition, list[_Found]] = defaultdict(list)
+    segments_read = 0
+    for some in rounds(bucket, chosen.partitions, faults):
+        segments_read += sum(len(one.segments) for one in some)
+        todo = [share for one in some for share in shares(one.partition, one.segments)]
+        done = run_tasks(spark, "looking for keys", todo, finder, progress=progress)
+        for share, each in zip(todo, done, strict=True):
+            found[share.partition].append(each)
+    faults += [fault for of_it in found.values() for each in of_it for fault in each.faults]
     rows: list[tuple[Value, ...]] = []
-    for one in chosen.partitions:
-        of_it = [each for share, each in zip(todo, found, strict=True) if share.partition == one.partition]
+    for name, of_it in found.items():
         segments, size_bytes = sum(each.segments for each in of_it), sum(each.size_bytes for each in of_it)
         if segments:
-            name = one.partition
             rows.append((name.topic, name.partition, name.topic_id, segments, size_bytes))
     figures: dict[str, Value] = {
         "mode": "dry run: nothing is changed",
         "keys": len(set(keys)),
         "topics": len(chosen.topics),
         "partitions": len(chosen.partitions),
-        "segments_read": sum(len(one.segments) for one in chosen.partitions),
-        "segments_to_rewrite": sum(each.segments for each in found),
-        "size_bytes_to_rewrite": sum(each.size_bytes for each in found),
+        "segments_read": segments_read,
+        "segments_to_rewrite": sum(each.segments for of_it in found.values() for each in of_it),
+        "size_bytes_to_rewrite": sum(each.size_bytes for of_it in found.values() for each in of_it),
     }
     columns = ("topic", "partition", "topic_id", "segments_to_rewrite", "size_bytes_to_rewrite")
-    faults = (*chosen.faults, *(fault for each in found for fault in each.faults))
-    return Report("erase", figures, (Table("partitions", columns, tuple(rows)),), faults)
+    return Report("erase", figures, (Table("partitions", columns, tuple(rows)),), tuple(faults))

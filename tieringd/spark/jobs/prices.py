@@ -7,6 +7,7 @@ the first tier and without any discount. An operator gives others in a file.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,15 +54,18 @@ LIST_PRICES: Final[Mapping[str, Prices]] = {
 """By backend."""
 
 
-def prices_of(config: Config, path: Path | None) -> Prices | None:
+def list_prices(config: Config) -> Prices | None:
+    """Return the list prices of the configured store; None where it has none."""
+    return LIST_PRICES.get(config.backend or "")
+
+
+def read_prices(path: Path) -> Prices:
     """
-    Return the prices in the file *path*, else the list prices of the configured store; None without any.
+    Return the prices in a file.
 
     Raises:
-        ConfigError: The file is none of prices.
+        ConfigError: It is none of prices.
     """
-    if path is None:
-        return LIST_PRICES.get(config.backend or "")
     try:
         document = yaml.safe_load(path.read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -78,9 +82,7 @@ def _prices(document: Any, path: Path) -> Prices:
     problems += [
         f"{key}: expected a number that is not negative"
         for key in numbers
-        if isinstance(document.get(key), bool)
-        or not isinstance(document.get(key), int | float)
-        or document[key] < 0
+        if not _is_price(document.get(key))
     ]
     if problems:
         raise ConfigError(f"{path} is wrong", problems=tuple(problems))
@@ -90,6 +92,11 @@ def _prices(document: Any, path: Path) -> Prices:
         float(document["storage_gib_month"]),
         float(document["writes_1000"]),
     )
+
+
+def _is_price(value: Any) -> bool:
+    # Neither YAML's .nan nor its .inf is one.
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 @dataclass(frozen=True, slots=True)

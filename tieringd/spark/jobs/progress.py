@@ -46,7 +46,9 @@ def watched(
             job = tracker.getJobInfo(job_id)
             for stage_id in job.stageIds if job else ():
                 stage = tracker.getStageInfo(stage_id)
-                if stage is not None:
+                # One that waits may be many tasks that are over at once, as those of a shuffle, or be left
+                # out: what is left to do would seem far too much.
+                if stage is not None and (stage.numActiveTasks or stage.numCompletedTasks):
                     done += stage.numCompletedTasks
                     total += stage.numTasks
         if total and (done, total) != told:

@@ -23,7 +23,7 @@ from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.report import Report, Table
 from tieringd.spark.jobs.segment_tasks import plan_segment_tasks
 from tieringd.spark.jobs.tasks import spread_over
-from tieringd.spark.jobs.topic_choice import is_chosen_by
+from tieringd.spark.jobs.topic_choice import is_chosen_by, unmatched
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def scrub(
     *with_orphans* is off, which spares the listing of the whole bucket.
 
     Raises:
-        ObjectNotFound: *topics* match nothing.
+        ObjectNotFound: One of *topics* matches nothing.
         StorageUnavailable: The store does not answer.
         TaskFailed: An executor could not do its part.
     """
@@ -116,9 +116,11 @@ def scrubbed(
         now_ms=now_ms,
     )
     survey = bucket.run(surveyor.survey(with_orphans=with_orphans))
-    if topics and not survey.owners and not survey.findings:
+    # What is damaged may be what is missing.
+    missing = [] if survey.findings else unmatched(topics, {one.partition.topic for one in survey.owners})
+    if missing:
         raise ObjectNotFound(
-            f"the bucket holds no topic that matches {', '.join(topics)}",
+            f"the bucket holds no topic that matches {', '.join(missing)}",
             hint="`tieringd archive topics` lists what it holds",
         )
     tables = ((owner.partition, table) for owner in survey.owners for table in owner.held)

@@ -125,6 +125,11 @@ async def swap(
         except StorageUnavailable:
             # Only the answer may have been lost: then this finds the new segments in their places.
             swapped = await put_in_place()
+    except StorageUnavailable as error:
+        outcome.faults.append(
+            f"{partition}: it is not known whether its segments were replaced: {error}. Run the job again"
+        )
+        return
     except TieringError as error:
         outcome.faults.append(f"{partition}: its segments are as they were: {error}")
         return

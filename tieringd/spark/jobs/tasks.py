@@ -7,7 +7,6 @@ credentials, and keeps it open for the tasks that follow (`spark.bucket`).
 
 from __future__ import annotations
 
-import gc
 import re
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tieringd.errors import TieringError
 from tieringd.spark.jobs.progress import watched
+from tieringd.spark.worker_process import spare_collections
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +27,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _RAISED = re.compile(r"^(?:[\w.]*\s)?tieringd\.errors\.\w+: (.+)$", re.MULTILINE)
+_FOREIGN = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
+"""What Python says of any error, as of a full disk, or a package that an executor does not have."""
+_CALLED = "An error occurred while calling "
 
 
 class TaskFailed(TieringError):
@@ -69,17 +72,8 @@ def run_tasks(
 
 def _on_executor(work: Callable[[T], R], task: T) -> R:
     result = work(task)
-    if not _is_settled:
-        # A worker of Spark's looks through all of its objects for garbage after each task. What the first
-        # one has imported and opened stays, and takes longer to look through than many a task does.
-        gc.collect()
-        gc.freeze()
-        _is_settled.append(True)
+    spare_collections()
     return result
-
-
-_is_settled: list[bool] = []
-"""Of this process; empty before its first task."""
 
 
 @contextmanager
@@ -96,10 +90,22 @@ def failures_in_words() -> Iterator[None]:
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:
-        text = str(error)
-        raised = _RAISED.findall(text)
-        first_line = text.strip().partition("\n")[0]
+        what = "Spark gave up" if raised_in_task(str(error)) is None else "a task failed"
         raise TaskFailed(
-            f"a task failed: {raised[-1].strip()}" if raised else f"Spark gave up: {first_line}",
+            f"{what}: {cause_of(error)}",
             hint="Spark's own log has the whole story; on this machine --conf spark.log.level=ERROR shows it",
         ) from error
+
+
+def raised_in_task(text: str) -> str | None:
+    """Return what a task has raised, of what Spark says of it; None where that was not it."""
+    found = _RAISED.findall(text) or _FOREIGN.findall(text)
+    return found[-1].strip() if found else None
+
+
+def cause_of(error: Exception) -> str:
+    """Return in a line what is of interest in an error that Spark has raised."""
+    text = str(error)
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_CALLED)]
+    first = lines[0].removeprefix(": ") if lines else type(error).__name__
+    return raised_in_task(text) or first

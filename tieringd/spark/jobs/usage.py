@@ -17,17 +17,16 @@ from typing import TYPE_CHECKING
 from tieringd.archive.scrub.topics import ScrubbedTopics
 from tieringd.errors import ObjectNotFound
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.prices import prices_of
+from tieringd.spark.jobs.prices import list_prices
 from tieringd.spark.jobs.progress import silent, watched
 from tieringd.spark.jobs.report import Report, Table
 from tieringd.spark.jobs.tasks import failures_in_words
-from tieringd.spark.jobs.topic_choice import is_chosen_by
+from tieringd.spark.jobs.topic_choice import is_chosen_by, unmatched
 from tieringd.spark.jobs.usage_rows import SCHEMA, count_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from datetime import date
-    from pathlib import Path
 
     from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -50,23 +49,21 @@ def usage(
     topics: Sequence[str] = (),
     day_of: DayOf = "upload",
     days: int | None = None,
-    prices: Path | None = None,
+    prices: Prices | None = None,
     progress: Progress = silent,
 ) -> Report:
     """
     Count the archive by topic and UTC day; *days* shows only so many of the last ones.
 
-    Costs are estimates by the price list in *prices*, or by the store's public one. A partition whose
+    Costs are estimates by *prices*, or by the store's public list. A partition whose
     manifests cannot be read is a fault of the report.
 
     Raises:
-        ConfigError: *prices* is no price list.
-        ObjectNotFound: *topics* match nothing.
+        ObjectNotFound: One of *topics* matches nothing.
         StorageUnavailable: The store does not answer.
         TaskFailed: An executor could not do its part.
     """
     begun = time.monotonic()
-    priced = prices_of(config, prices)
     damaged: list[Finding] = []
     frame, partitions = _frame(spark, config, topics=topics, day_of=day_of, damaged=damaged)
     with watched(spark, "usage", progress), failures_in_words(), _persisted(frame):
@@ -76,7 +73,7 @@ def usage(
     return usage_report(
         rows,
         [*(str(one) for one in damaged), *faults],
-        prices=priced,
+        prices=prices or list_prices(config),
         partitions=partitions,
         since=since,
         seconds=time.monotonic() - begun,
@@ -92,7 +89,7 @@ def usage_frame(
     Manifests are read when it is used, each time anew.
 
     Raises:
-        ObjectNotFound: *topics* match nothing.
+        ObjectNotFound: One of *topics* matches nothing.
         StorageUnavailable: The store does not answer.
     """
     return _frame(spark, config, topics=topics, day_of=day_of, damaged=[])[0]
@@ -121,9 +118,11 @@ def _frame(
         return [one async for one in known.partitions(damaged)]
 
     partitions = bucket.run(listed())
-    if topics and not partitions and not damaged:
+    # What is damaged may be what is missing.
+    missing = [] if damaged else unmatched(topics, {one.topic for one in partitions})
+    if missing:
         raise ObjectNotFound(
-            f"the bucket holds no topic that matches {', '.join(topics)}",
+            f"the bucket holds no topic that matches {', '.join(missing)}",
             hint="`tieringd archive topics` lists what it holds",
         )
     context = spark.sparkContext

@@ -39,7 +39,7 @@ class TieringdDataSource(DataSource):
         from tieringd.spark.source.option_values import OptionValues
         from tieringd.spark.source.options import read_columns, read_subscription
         from tieringd.spark.source.schema import schema_of
-        from tieringd.spark.source.worker_process import spare_collections
+        from tieringd.spark.worker_process import spare_collections
 
         read_subscription(OptionValues(self.options))
         spare_collections()

@@ -16,7 +16,7 @@ from tieringd.spark.source.schema import columns_of
 from tieringd.spark.source.segment_spans import find_spans
 from tieringd.spark.source.settings import StoreSettings, read_settings
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader
-from tieringd.spark.source.worker_process import spare_collections
+from tieringd.spark.worker_process import spare_collections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -10,12 +10,19 @@ import pytest
 from tests.fakes.archive import archive_in, archived
 from tests.fakes.log_writer import LogWriter
 from tests.unit.model.values import PARTITION, remote, stored
-from tieringd.errors import ObjectNotFound
-from tieringd.formats.object_keys import TopicKey, manifest_key
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.model.manifest import CLOSED_EPOCH
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.model.topic_lifecycle import Lifecycle
-from tieringd.spark.jobs.chosen import TASK_BYTES, chosen_partitions, in_rounds, shares
+from tieringd.spark.jobs.chosen import (
+    LEFT_MEANWHILE,
+    TASK_BYTES,
+    chosen_partitions,
+    in_rounds,
+    rounds,
+    shares,
+)
 from tieringd.storage.file import FileStore
 
 IDS = {"orders": "W1xNUlUlTfigw_K-dvdxsA", "payments": "X1xNUlUlTfigw_K-dvdxsA"}
@@ -62,6 +69,15 @@ def test_topics_are_names_or_patterns(bucket, archive, topics, count):
         assert len(bucket.run(chosen_partitions(bucket, topics)).partitions) == count
 
 
+def test_topic_that_is_not_asked_for_may_be_damaged(bucket, archive, config):
+    """One that is asked for may not: nobody knows which partitions it has."""
+    key = topic_manifest_key(TopicKey("cluster", "payments", IDS["payments"]))
+    (config.cloud_storage_file_root / key).write_bytes(b"damaged")
+    assert len(bucket.run(chosen_partitions(bucket, ["orders"])).partitions) == 3
+    with pytest.raises(CorruptDataError):
+        bucket.run(chosen_partitions(bucket, ["*"]))
+
+
 async def test_history_is_there_and_what_is_beyond_return_is_not(bucket, archive):
     """Spilled segments are in the manifest; purged topics and closed archives are left out."""
     (key,) = [one.key async for one in archive.catalog.topics() if one.key.topic_id == IDS["payments"]]
@@ -98,6 +114,31 @@ async def test_damaged_manifest_is_told_and_the_rest_is_done(bucket, archive, co
     assert names(chosen) == [("orders-1", "W"), ("orders-0", "Y")]
     (fault,) = chosen.faults
     assert fault.startswith("orders-0: ")
+
+
+async def test_later_rounds_are_of_what_there_is_by_then(bucket, archive, config):
+    """What cannot be read by then is told, and so is what has left the bucket; the rest is done."""
+    chosen = bucket.run(chosen_partitions(bucket, ["*"]))
+    first, damaged, closed, changed = (one.partition for one in chosen.partitions)
+    faults = []
+    found = rounds(bucket, chosen.partitions, faults, round_bytes=1)
+    some = [next(found)]
+    for partition, epoch in ((first, 7), (closed, CLOSED_EPOCH), (changed, 7)):
+        loaded = await archive.manifests.load(partition)
+        await archive.manifests.commit(loaded, loaded.existing, leader_epoch=epoch)
+    (config.cloud_storage_file_root / manifest_key(damaged)).write_bytes(b"damaged")
+
+    some += found
+
+    assert [[(one.partition, one.leader_epoch) for one in each] for each in some] == [
+        [(first, 0)],
+        [],
+        [],
+        [(changed, 7)],
+    ]
+    assert [len(one.segments) for one in some[-1]] == [3]
+    assert faults[0].startswith(f"{damaged}: ")
+    assert faults[1:] == [f"{closed}: {LEFT_MEANWHILE}"]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,7 @@ def test_file_has_a_key_in_each_line(tmp_path, data, keys):
         (b"a\n\nb\n", "line 2 of .* is empty"),
         (b"\n", "line 1 of .* is empty"),
         (b"\xff\n", "cannot be read"),
+        (b"\xef\xbb\xbfa\n", "byte order mark"),
     ],
 )
 def test_file_that_may_mean_something_else_is_refused(tmp_path, data, said):
@@ -84,6 +85,14 @@ def test_file_that_may_mean_something_else_is_refused(tmp_path, data, said):
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=said):
         read_keys(path, KeyEncoding.TEXT)
+
+
+def test_blanks_are_no_key_in_hex(tmp_path):
+    """They mean nothing there, and an empty key has to be asked for."""
+    path = tmp_path / "keys"
+    path.write_bytes(b"6b 65\n \n")
+    with pytest.raises(ConfigError, match=r"line 2 of .* is empty"):
+        read_keys(path, KeyEncoding.HEX)
 
 
 def test_file_that_is_missing_is_told(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from tieringd.config import parse_config
 from tieringd.errors import ConfigError
-from tieringd.spark.jobs.prices import LIST_PRICES, Prices, UploadRequests, prices_of
+from tieringd.spark.jobs.prices import LIST_PRICES, Prices, UploadRequests, list_prices, read_prices
 
 MIB, GIB = 1 << 20, 1 << 30
 S3 = """\
@@ -33,19 +33,19 @@ def config(text):
 
 def test_list_prices_go_by_the_store():
     """A directory costs nothing that anybody could know."""
-    assert prices_of(config(S3), None) is LIST_PRICES["aws"]
-    assert prices_of(config(AZURE), None) is LIST_PRICES["azure"]
-    assert prices_of(config(FILE), None) is None
+    assert list_prices(config(S3)) is LIST_PRICES["aws"]
+    assert list_prices(config(AZURE)) is LIST_PRICES["azure"]
+    assert list_prices(config(FILE)) is None
     assert all("list price of 20" in one.label for one in LIST_PRICES.values())
 
 
-def test_prices_of_a_file_come_first(tmp_path):
+def test_prices_of_a_file(tmp_path):
     """Its label and currency are the file's, or plain ones."""
     path = tmp_path / "prices.yaml"
     path.write_text("storage_gib_month: 0.01\nwrites_1000: 1\ncurrency: EUR\nlabel: our contract\n")
-    assert prices_of(config(S3), path) == Prices("our contract", "EUR", 0.01, 1.0)
+    assert read_prices(path) == Prices("our contract", "EUR", 0.01, 1.0)
     path.write_text("storage_gib_month: 0\nwrites_1000: 0\n")
-    assert prices_of(config(FILE), path) == Prices("prices.yaml", "USD", 0.0, 0.0)
+    assert read_prices(path) == Prices("prices.yaml", "USD", 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,10 @@ def test_prices_of_a_file_come_first(tmp_path):
     [
         ("storage_gib_month: 1\n", ("writes_1000: expected",)),
         ("storage_gib_month: x\nwrites_1000: -1\n", ("storage_gib_month: expected", "writes_1000: expected")),
+        (
+            "storage_gib_month: .nan\nwrites_1000: .inf\n",
+            ("storage_gib_month: expected", "writes_1000: expected"),
+        ),
         (
             "storage_gib_month: true\nwrites_1000: 1\nreads: 1\n",
             ("reads: there is no", "storage_gib_month: exp"),
@@ -64,7 +68,7 @@ def test_wrong_prices_are_refused_with_their_keys(tmp_path, text, problems):
     path = tmp_path / "prices.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
-        prices_of(config(S3), path)
+        read_prices(path)
     assert len(refused.value.problems) == len(problems)
     assert all(
         found.startswith(wanted) for found, wanted in zip(refused.value.problems, problems, strict=True)
@@ -77,9 +81,9 @@ def test_file_that_is_no_list_of_prices_is_refused(tmp_path, text):
     path = tmp_path / "prices.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"prices\.yaml"):
-        prices_of(config(S3), path)
+        read_prices(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        prices_of(config(S3), tmp_path / "missing")
+        read_prices(tmp_path / "missing")
 
 
 def test_costs():

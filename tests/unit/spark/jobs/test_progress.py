@@ -19,13 +19,15 @@ class Stage:
 
     numCompletedTasks: int = 0  # noqa: N815 - Spark's name for it
     numTasks: int = 10  # noqa: N815
+    numActiveTasks: int = 2  # noqa: N815
 
 
 @dataclass
 class Context:
-    """As much of a context as progress asks for: one job with one stage, for whatever group there is."""
+    """As much of a context as progress asks for: one job with a stage or two, for whatever group there is."""
 
     stage: Stage = field(default_factory=Stage)
+    following: Stage | None = None
     properties: dict = field(default_factory=dict)
     looks: int = 0
     groups: list = field(default_factory=list)
@@ -46,7 +48,7 @@ class Context:
 
     def getStageInfo(self, stage_id):  # noqa: N802
         self.looks += stage_id == 3
-        return self.stage if stage_id == 3 else None
+        return self.stage if stage_id == 3 else self.following
 
     def getLocalProperty(self, name):  # noqa: N802
         return self.properties.get(name)
@@ -88,6 +90,19 @@ def test_every_change_is_told_once(session):
             time.sleep(POLL_SECONDS)
         context.stage.numCompletedTasks = 10
     assert told == [("scrub", 0, 10), ("scrub", 10, 10)]
+
+
+def test_tasks_count_from_when_their_stage_begins(session):
+    """Those of a shuffle are many and short, and Spark leaves out stages whose results it has."""
+    told = []
+    context = session.sparkContext
+    context.stage.numCompletedTasks = 10
+    context.following = Stage(numTasks=200, numActiveTasks=0)
+    for _ in range(2):
+        with watched(session, "scrub", lambda *one: told.append(one)):
+            pass
+        context.following.numActiveTasks = 2
+    assert told == [("scrub", 10, 10), ("scrub", 10, 210)]
 
 
 def test_nothing_is_told_before_there_are_tasks(session):

@@ -57,9 +57,9 @@ async def test_swap_is_tried_again(store, writer, tmp_path, failures):
 
 
 async def test_store_that_is_away_is_told(store, writer, tmp_path):
-    """With nothing changed."""
+    """As one whose answer may have been lost."""
     outcome = await swapped(store, writer, tmp_path, False, False)
     (fault,) = outcome.faults
-    assert "its segments are as they were: put: the store does not answer" in fault
+    assert "it is not known whether its segments were replaced: put: the store does not answer" in fault
     assert outcome.swapped == []
     assert len(bases(store, writer)) > 3

@@ -105,9 +105,17 @@ class IcebergTable:
         Return when the snapshot of the table's state may be an ancestor of the *oldest* that is remembered.
 
         Raises:
-            ConfigError: It was committed after that one.
+            ConfigError: It was committed after that one, or the property that tells is not what we write.
         """
-        exported_in = int(table.properties.get(SEQUENCE_PROPERTY, "0"))
+        text = table.properties.get(SEQUENCE_PROPERTY, "0")
+        try:
+            exported_in = int(text)
+        except ValueError as error:
+            raise ConfigError(
+                f"table {self.name} has {text!r} for its property {SEQUENCE_PROPERTY}, and that is no number",
+                hint="If the table was not rolled back since the last export, remove the property: the next "
+                "commit sets it again",
+            ) from error
         if (oldest.sequence_number or 0) < exported_in:
             raise ConfigError(
                 f"table {self.name} was rolled back to a snapshot before the last export, and the snapshots "

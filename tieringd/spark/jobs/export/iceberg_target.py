@@ -97,15 +97,21 @@ class IcebergTarget:
             catalog = load_catalog(self.catalog, **self.properties)
         # Each kind of catalogue has its own errors, and imports a package of its own.
         except Exception as error:
-            configured = CatalogConfig().get_catalog_config(self.catalog) or {}
-            properties = {**configured, **self.properties}
             raise ConfigError(
                 f"the Iceberg catalogue {self.catalog} cannot be opened: "
-                f"{without_secrets(str(error), properties)}",
+                f"{without_secrets(str(error), self._all_properties())}",
                 hint="Give its properties, such as type and uri, or configure it for pyiceberg",
             ) from error
         with catalog:
             yield partial(self._topic, catalog)
+
+    def _all_properties(self) -> Mapping[str, Any]:
+        try:
+            configured = CatalogConfig().get_catalog_config(self.catalog) or {}
+        except ValueError:
+            # They are no properties: that is what opening the catalogue has failed over.
+            configured = {}
+        return {**configured, **self.properties}
 
     def _topic(self, catalog: Catalog, name: str) -> IcebergTopic:
         table = name if self.dot_replacement is None else name.replace(".", self.dot_replacement)

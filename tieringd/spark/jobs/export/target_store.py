@@ -37,11 +37,17 @@ def target_config(url: str, config: Config) -> Config:
     if "@" in parts.netloc:
         raise ConfigError(
             "target: credentials have no place in a URL",
-            hint="Put them into a configuration file of the target",
+            hint="Put them into a configuration file of the target (`--target-config`)",
+        )
+    if parts.query or parts.fragment:
+        # It may be a token of access, and is not told.
+        raise ConfigError(
+            "target: a URL with ? or # in it is no place for files",
+            hint="Credentials belong in a configuration file of the target (`--target-config`)",
         )
     prefix = parts.path.strip("/")
     if parts.scheme == "file":
-        if parts.netloc or not prefix:
+        if parts.netloc or not prefix or not parts.path.startswith("/"):
             raise ConfigError(f"target: {url} names no directory", hint="Write file:///path/to/directory")
         return config.model_copy(
             update={
@@ -59,7 +65,7 @@ def target_config(url: str, config: Config) -> Config:
     if backend != config.backend:
         raise ConfigError(
             f"target: {url} cannot be reached with the credentials of a store of the kind {config.backend}",
-            hint="Give a configuration file of the target's own, with its credentials",
+            hint="Give a configuration file of the target's own, with its credentials (`--target-config`)",
         )
     name = "cloud_storage_azure_container" if backend == "azure" else "cloud_storage_bucket"
     return config.model_copy(update={name: parts.netloc, "cloud_storage_prefix": prefix})

@@ -15,6 +15,7 @@ from tieringd.spark.jobs.export.records import record_batches
 from tieringd.spark.jobs.export.row_files import RowFiles
 from tieringd.spark.jobs.export.topic_target import StoredFile, Written
 from tieringd.spark.jobs.progress import watched
+from tieringd.spark.jobs.tasks import cause_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,13 +88,6 @@ class _Reported:
             return _Failed(str(error))
 
 
-def _cause(error: Exception) -> str:
-    """Return what is of interest in an error of Spark: ours, where it carries one's traceback."""
-    lines = str(error).splitlines()
-    own = [line for line in lines if line.startswith("tieringd.errors.")]
-    return own[-1].removeprefix("tieringd.errors.") if own else lines[0]
-
-
 def on_spark(spark: SparkSession, what: str, progress: Progress) -> Runner:
     """Return what does tasks on Spark's executors, one for each portion, and tells *progress* of them."""
 
@@ -104,7 +98,7 @@ def on_spark(spark: SparkSession, what: str, progress: Progress) -> Runner:
                 outcomes = tasks.map(_Reported(work)).collect()
         except (PySparkException, Py4JError) as error:
             raise RetryableError(
-                f"a task of the export failed, more often than Spark tries: {_cause(error)}",
+                f"a task of the export failed, more often than Spark tries: {cause_of(error)}",
                 hint="What it was writing does not count; export again once that is mended",
             ) from error
         failed = [one.text for one in outcomes if isinstance(one, _Failed)]

@@ -19,6 +19,7 @@ SECRETS = {"s3.secret-access-key": "hunter2", "token": "it's\\me", "uri": "sql:/
         ("wrong key hunter2", "wrong key ***"),
         (str(SECRETS), "{'s3.secret-access-key': '***', 'token': \"***\", 'uri': 'sql://me:***@host/db'}"),
         ("p@ss does not fit", "*** does not fit"),
+        ("GET /?token=it%27s%5Cme was refused", "GET /?token=*** was refused"),
         ("no host", "no host"),
     ],
 )
@@ -31,6 +32,12 @@ def test_secrets_may_be_in_properties_of_properties():
     """As in the file of pyiceberg's configuration."""
     properties = {"auth": {"type": "oauth2", "oauth2": {"client_secret": "hunter2", "port": 80}}}
     assert without_secrets("80: hunter2 was refused", properties) == "80: *** was refused"
+
+
+def test_connection_string_is_a_secret():
+    """Azure's has the key of the account."""
+    properties = {"adls.connection-string": "AccountName=me;AccountKey=hunter2"}
+    assert without_secrets("malformed: AccountName=me;AccountKey=hunter2", properties) == "malformed: ***"
 
 
 def test_what_is_no_url_has_no_password():
@@ -49,6 +56,17 @@ def test_catalogue_that_cannot_be_opened_tells_no_secret(tmp_path, monkeypatch, 
     with (
         pytest.raises(ConfigError, match="shop cannot be opened") as raised,
         target.opened(file_config(tmp_path / "archive")),
+    ):
+        pass
+    assert "hunter2" not in str(raised.value)
+
+
+def test_catalogue_that_is_no_table_of_properties_is_an_error_of_configuration(tmp_path, monkeypatch):
+    """Pyiceberg takes it for one, and fails in its own ways."""
+    monkeypatch.setenv("PYICEBERG_CATALOG__SHOP", "hunter2")
+    with (
+        pytest.raises(ConfigError, match="shop cannot be opened") as raised,
+        IcebergTarget("shop").opened(file_config(tmp_path / "archive")),
     ):
         pass
     assert "hunter2" not in str(raised.value)

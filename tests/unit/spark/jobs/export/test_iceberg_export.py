@@ -18,7 +18,7 @@ from tests.support.exports import ArchivedLogs, counted, exported, in_this_proce
 from tests.support.iceberg import rows_of_table, running_catalog
 from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.spark.jobs.export.iceberg_layout import SCHEMA, partition_spec
-from tieringd.spark.jobs.export.iceberg_table import STATE_PROPERTY
+from tieringd.spark.jobs.export.iceberg_table import SEQUENCE_PROPERTY, STATE_PROPERTY
 from tieringd.spark.jobs.export.iceberg_target import IcebergTarget, IcebergTopic
 from tieringd.spark.jobs.export.state import parse_state
 
@@ -481,6 +481,29 @@ async def test_table_that_was_rolled_back_to_what_tells_no_offsets_is_refused(
 
     with pytest.raises(ConfigError, match="rolled back to a snapshot before the last export"):
         exported(logs, make_topic())
+
+
+async def test_number_that_someone_has_changed_is_told_with_a_way_out(logs, catalog, make_topic):
+    """Where only the table's properties tell how far the export is."""
+    await logs.fill()
+    exported(logs, make_topic())
+    compact(catalog)
+    table = catalog.load_table(NAME)
+    with table.transaction() as transaction:
+        transaction.set_properties({SEQUENCE_PROPERTY: "seven"})
+    table.maintenance.expire_snapshots().older_than(datetime.now(UTC) + timedelta(days=1)).commit()
+    await logs.fill(1)
+
+    with pytest.raises(
+        ConfigError, match=f"'seven' for its property {SEQUENCE_PROPERTY}.*remove the property"
+    ):
+        exported(logs, make_topic())
+
+    with catalog.load_table(NAME).transaction() as transaction:
+        transaction.remove_properties(SEQUENCE_PROPERTY)
+    exported(logs, make_topic())
+    assert seen(catalog) == logs.written()
+    assert catalog.load_table(NAME).properties[SEQUENCE_PROPERTY].isdecimal()
 
 
 def compact(catalog):

@@ -52,6 +52,16 @@ def test_url_with_credentials_is_refused_and_not_told():
     assert "hunter2" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "url", ["azure://lake/orders?sig=hunter2", "https://lake/orders?sig=hunter2", "s3://lake/a#hunter2"]
+)
+def test_url_with_more_than_a_path_is_refused_and_not_told(url):
+    """It may be a token of access; and a prefix that ends early is another place."""
+    with pytest.raises(ConfigError, match="is no place for files") as raised:
+        target_config(url, config_of(S3))
+    assert "hunter2" not in str(raised.value)
+
+
 def test_directory_can_be_a_target_of_any_archive():
     """It needs no credentials."""
     config = target_config("file:///data/lake", config_of(S3))
@@ -69,6 +79,7 @@ def test_directory_can_be_a_target_of_any_archive():
         ("s3:///orders", "is not a place for Parquet files"),
         ("file://host/lake", "names no directory"),
         ("file:///", "names no directory"),
+        ("file:lake", "names no directory"),
     ],
 )
 def test_url_that_cannot_be_a_target_is_refused(url, text):

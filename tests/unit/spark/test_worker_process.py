@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tieringd.spark.source import worker_process
-from tieringd.spark.source.worker_process import spare_collections
+from tieringd.spark import worker_process
+from tieringd.spark.worker_process import spare_collections
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
