@@ -42,7 +42,12 @@ def unnamed(manifest: PartitionManifest, segments: Iterable[RemoteSegment]) -> l
     for one in segments:
         held = manifest.segments.covering(one.base_offset)
         if held is not None and data_key(partition, held) == data_key(partition, one):
-            log.error("what is to be deleted is held again; its objects stay", segment=one)
+            log.error(
+                "what is to be deleted is held again; its objects stay",
+                topic=partition.topic,
+                partition=partition.partition,
+                segment=one,
+            )
         else:
             found.append(one)
     return found
