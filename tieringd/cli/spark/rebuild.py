@@ -9,6 +9,7 @@ import typer
 
 from tieringd.cli.spark.options import Conf, ConfigFile, Format, Master, OutputFormat, ReportFile, Topics
 from tieringd.cli.spark.running import run_job
+from tieringd.cli.spark.session import optional_parts
 
 
 def rebuild(
@@ -34,7 +35,8 @@ def rebuild(
     Stop the daemons that archive these topics first. Nothing is deleted, and of a damaged manifest a copy
     is kept. Exit 1 when offsets are lost, or a manifest could not be written.
     """
-    from tieringd.spark.jobs import rebuild as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+    with optional_parts():
+        from tieringd.spark.jobs import rebuild as job  # noqa: PLC0415 - commands that need no Spark begin sooner
 
     run_job(
         partial(job.rebuild, topics=topic or (), write=write, replace=replace, deep=deep),

@@ -9,6 +9,7 @@ import typer
 
 from tieringd.cli.spark.options import Conf, ConfigFile, Format, Master, OutputFormat, ReportFile, Topics
 from tieringd.cli.spark.running import run_job
+from tieringd.cli.spark.session import optional_parts
 
 
 def scrub(
@@ -28,7 +29,8 @@ def scrub(
     Every batch's checksum, every offset, every index, every manifest. Nothing is changed: what is broken is
     mended by `tieringd archive scrub --fix`, and lost manifests are made again by `tieringd spark rebuild`.
     """
-    from tieringd.spark.jobs import scrub as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+    with optional_parts():
+        from tieringd.spark.jobs import scrub as job  # noqa: PLC0415 - commands that need no Spark begin sooner
 
     run_job(
         partial(job.scrub, topics=topic or (), with_orphans=orphans),

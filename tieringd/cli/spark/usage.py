@@ -11,6 +11,7 @@ import typer
 
 from tieringd.cli.spark.options import Conf, ConfigFile, Format, Master, OutputFormat, ReportFile, Topics
 from tieringd.cli.spark.running import run_job
+from tieringd.cli.spark.session import optional_parts
 
 
 class DayOf(StrEnum):
@@ -44,7 +45,8 @@ def usage(
 
     Reads manifests only.
     """
-    from tieringd.spark.jobs import usage as job  # noqa: PLC0415 - commands that need no Spark begin sooner
+    with optional_parts():
+        from tieringd.spark.jobs import usage as job  # noqa: PLC0415 - commands that need no Spark begin sooner
     from tieringd.spark.jobs.prices import read_prices  # noqa: PLC0415 - likewise
 
     own = None if prices is None else read_prices(prices)
