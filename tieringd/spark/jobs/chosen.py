@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+from tieringd.spark.jobs.topic_choice import matches, unmatched
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -59,14 +59,14 @@ async def chosen_partitions(bucket: Bucket, topics: Sequence[str]) -> Chosen:
     Raises:
         ObjectNotFound: The bucket holds no topic of one of these names.
     """
-    known = bucket.catalog.topics(lambda name: any(fnmatchcase(name, one) for one in topics))
+    known = bucket.catalog.topics(lambda name: matches(name, topics))
     found = [topic async for topic in known if topic.lifecycle not in BEYOND_RETURN]
-    for name in topics:
-        if not any(fnmatchcase(topic.key.topic, name) for topic in found):
-            raise ObjectNotFound(
-                f"the bucket holds no topic named {name}",
-                hint="`tieringd archive topics` lists what it holds",
-            )
+    missing = unmatched(topics, {topic.key.topic for topic in found})
+    if missing:
+        raise ObjectNotFound(
+            f"the bucket holds no topic named {missing[0]}",
+            hint="`tieringd archive topics` lists what it holds",
+        )
     partitions: list[PartitionManifest] = []
     without_log: set[TopicIdPartition] = set()
     faults: list[str] = []

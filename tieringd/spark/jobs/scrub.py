@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.archive.scrub.segment_look import SegmentLooker
 from tieringd.archive.scrub.survey import Surveyor
-from tieringd.errors import ObjectNotFound
 from tieringd.spark.bucket import bucket_of, now_ms
 from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.report import Report, Table
 from tieringd.spark.jobs.segment_tasks import plan_segment_tasks
 from tieringd.spark.jobs.tasks import spread_over
-from tieringd.spark.jobs.topic_choice import is_chosen_by, unmatched
+from tieringd.spark.jobs.topic_choice import is_chosen_by, require_matched
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
@@ -117,12 +116,8 @@ def scrubbed(
     )
     survey = bucket.run(surveyor.survey(with_orphans=with_orphans))
     # What is damaged may be what is missing.
-    missing = [] if survey.findings else unmatched(topics, {one.partition.topic for one in survey.owners})
-    if missing:
-        raise ObjectNotFound(
-            f"the bucket holds no topic that matches {', '.join(missing)}",
-            hint="`tieringd archive topics` lists what it holds",
-        )
+    if not survey.findings:
+        require_matched(topics, {one.partition.topic for one in survey.owners})
     tables = ((owner.partition, table) for owner in survey.owners for table in owner.held)
     found = spread("scrub", plan_segment_tasks(tables, cores=cores), partial(look_at, config))
     survey.add(bucket.run(surveyor.standing(finding for one in found for finding in one.findings)))

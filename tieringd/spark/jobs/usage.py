@@ -15,13 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.topics import ScrubbedTopics
-from tieringd.errors import ObjectNotFound
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.prices import list_prices
 from tieringd.spark.jobs.progress import silent, watched
 from tieringd.spark.jobs.report import Report, Table
 from tieringd.spark.jobs.tasks import failures_in_words
-from tieringd.spark.jobs.topic_choice import is_chosen_by, unmatched
+from tieringd.spark.jobs.topic_choice import is_chosen_by, require_matched
 from tieringd.spark.jobs.usage_rows import SCHEMA, count_partitions
 
 if TYPE_CHECKING:
@@ -119,12 +118,8 @@ def _frame(
 
     partitions = bucket.run(listed())
     # What is damaged may be what is missing.
-    missing = [] if damaged else unmatched(topics, {one.topic for one in partitions})
-    if missing:
-        raise ObjectNotFound(
-            f"the bucket holds no topic that matches {', '.join(missing)}",
-            hint="`tieringd archive topics` lists what it holds",
-        )
+    if not damaged:
+        require_matched(topics, {one.topic for one in partitions})
     context = spark.sparkContext
     tasks = max(1, min(len(partitions), TASKS_PER_CORE * context.defaultParallelism))
     counted = context.parallelize(partitions, tasks).mapPartitions(partial(count_partitions, config, day_of))
