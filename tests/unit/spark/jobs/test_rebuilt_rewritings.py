@@ -78,6 +78,15 @@ def orphans(shelf: Shelf) -> list[str]:
     return sorted(row["key"] for row in json.loads(report.as_json())["tables"]["orphans"])
 
 
+def archived_secret(shelf):
+    """Archive a segment with a record that is to be erased, and one that is not; return the log's writer."""
+    writer = shelf.writer()
+    writer.append(b"1", b"x", keys=[b"secret", b"b"])
+    writer.roll()
+    shelf.archive(writer)
+    return writer
+
+
 def test_erased_key_does_not_come_back(shelf):
     """The old objects wait for their deletion, and were merged while the job ran."""
     writer = shelf.writer()
@@ -183,10 +192,7 @@ def test_rewritten_segments_are_merged_and_merged_again(shelf, tmp_path):
 
 def test_nothing_is_written_while_a_record_cannot_be_read(shelf):
     """Without it what it names counts as what a killed job has left: so someone has to say so."""
-    writer = shelf.writer()
-    writer.append(b"1", b"x", keys=[b"secret", b"b"])
-    writer.roll()
-    shelf.archive(writer)
+    writer = archived_secret(shelf)
     before = readings(shelf, writer)
     asyncio.run(job_on(shelf, writer).erase([b"secret"]))
     (key,) = records_in(shelf, writer)
@@ -203,10 +209,7 @@ def test_nothing_is_written_while_a_record_cannot_be_read(shelf):
 
 def test_erased_records_that_are_back_are_told(shelf):
     """The object that an erasure stored is damaged, and the old one waits for its deletion."""
-    writer = shelf.writer()
-    writer.append(b"1", b"x", keys=[b"secret", b"b"])
-    writer.roll()
-    shelf.archive(writer)
+    writer = archived_secret(shelf)
     before = readings(shelf, writer)
     asyncio.run(job_on(shelf, writer).erase([b"secret"]))
     (key,) = shelf.data_keys(writer)
@@ -222,10 +225,7 @@ def test_erased_records_that_are_back_are_told(shelf):
 
 def test_unfinished_rewriting_is_told_where_nothing_else_is_there(shelf):
     """Someone has to know that old values may be back."""
-    writer = shelf.writer()
-    writer.append(b"1", b"x", keys=[b"secret", b"b"])
-    writer.roll()
-    shelf.archive(writer)
+    writer = archived_secret(shelf)
     (old,) = shelf.data_keys(writer)
     asyncio.run(job_on(shelf, writer).erase([b"secret"]))
     erased = readings(shelf, writer)
