@@ -38,6 +38,11 @@ class Chosen:
     without_log: frozenset[TopicIdPartition] = frozenset()
     """Those of topics that are deleted in their cluster."""
 
+    def with_log(self, *, has_broker: bool) -> frozenset[TopicIdPartition]:
+        """Return those of which a broker may have the log; none where there is no broker any more."""
+        held = {one.partition for one in self.partitions} if has_broker else set()
+        return frozenset(held - self.without_log)
+
 
 @dataclass(frozen=True, slots=True)
 class Share:

@@ -110,10 +110,8 @@ def compact(
     chosen = bucket.run(chosen_partitions(bucket, topics))
     outcome.faults += chosen.faults
     options = options or CompactOptions()
-    with_log = [one.partition for one in chosen.partitions if one.partition not in chosen.without_log]
-    job = _Compaction(
-        spark, bucket, outcome, with_log=frozenset(with_log if has_broker else ()), progress=progress
-    )
+    with_log = chosen.with_log(has_broker=has_broker)
+    job = _Compaction(spark, bucket, outcome, with_log=with_log, progress=progress)
     expected: list[tuple[Value, ...]] = []
     for some in rounds(bucket, chosen.partitions, outcome.faults):
         ranges = [bucket.run(compaction_range(bucket, one, options, now_ms=began_at_ms)) for one in some]

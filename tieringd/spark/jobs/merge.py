@@ -128,7 +128,7 @@ def merge(
         for one in chosen.partitions
         if (one.partition.cluster, one.partition.topic, one.partition.topic_id) not in names
     ]
-    with_log = frozenset(one.partition for one in partitions if has_broker) - chosen.without_log
+    with_log = chosen.with_log(has_broker=has_broker)
     merger, runs, host_bytes = _Merger(config, secrets.token_hex(8)), 0, 0
     for some in portions(bucket, partitions, outcome.faults, with_log=with_log):
         runs += len(some)
