@@ -93,6 +93,11 @@ class TopicKey:
     topic_id: str
 
 
+def topic_key(partition: TopicIdPartition) -> TopicKey:
+    """Return the topic that *partition* is of."""
+    return TopicKey(partition.cluster, partition.topic, partition.topic_id)
+
+
 @dataclass(frozen=True, slots=True)
 class DataKey:
     """What a data object's key says of it."""

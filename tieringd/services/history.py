@@ -26,6 +26,7 @@ from tieringd.formats.object_keys import (
     TopicKey,
     history_link_key,
     parse_history_link_key,
+    topic_key,
 )
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.history_part import history_part
@@ -142,7 +143,7 @@ class History:
             CorruptDataError: A link or manifest is damaged, or links lead in a circle.
         """
         found: list[PartitionManifest] = []
-        key, number = _key_of(partition), partition.partition
+        key, number = topic_key(partition), partition.partition
         seen = {key}
         while (link := await self._link_of(key)) is not None:
             end_offset = link.start_of(number)
@@ -227,7 +228,3 @@ class History:
 
     def _is_old(self, looked_at_ms: int) -> bool:
         return not 0 <= self._now_ms() - looked_at_ms < LOOK_AGAIN_MS
-
-
-def _key_of(partition: TopicIdPartition) -> TopicKey:
-    return TopicKey(partition.cluster, partition.topic, partition.topic_id)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.errors import CorruptDataError, LocalFileError, StorageError, StorageUnavailable
-from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.object_keys import TopicKey, topic_key
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
 from tieringd.policies.pinning import judged
 from tieringd.services.observation import Observation
-from tieringd.services.topic_registry import topic_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

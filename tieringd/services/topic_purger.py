@@ -15,9 +15,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.errors import CorruptDataError
-from tieringd.formats.object_keys import history_link_key, manifest_key, owner_of, parse_quarantined_key
+from tieringd.formats.object_keys import (
+    history_link_key,
+    manifest_key,
+    owner_of,
+    parse_quarantined_key,
+    topic_key,
+)
 from tieringd.services.closing import closed
-from tieringd.services.topic_registry import topic_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

@@ -154,8 +154,3 @@ class TopicRegistry:
         self._known[key] = manifest
         self._versions[key] = version
         return is_new
-
-
-def topic_key(partition: TopicIdPartition) -> TopicKey:
-    """Return the topic that *partition* is of."""
-    return TopicKey(partition.cluster, partition.topic, partition.topic_id)

@@ -37,6 +37,7 @@ from tieringd.formats.object_keys import (
     rewriting_prefix,
     spillover_key,
     spillover_prefix,
+    topic_key,
     topic_manifest_key,
 )
 from tieringd.model.partition import TopicIdPartition
@@ -120,7 +121,7 @@ def test_topic_manifest_key_is_parsed(key):
 @given(partitions, segments)
 def test_each_key_is_of_one_kind(partition, segment):
     """No key is taken for one of another kind, whatever the topic is called."""
-    key = TopicKey(partition.cluster, partition.topic, partition.topic_id)
+    key = topic_key(partition)
     others = [index_key(partition, segment), manifest_key(partition), topic_manifest_key(key)]
     assert [parse_data_key(one) for one in others] == [None] * 3
     others = [data_key(partition, segment), index_key(partition, segment), manifest_key(partition)]

@@ -10,13 +10,20 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import CLUSTER, LogWriter
 from tests.fakes.store import DistantStore
 from tests.fakes.wire import Wire
-from tieringd.formats.object_keys import TopicKey, data_key, index_key, owner_of, topic_manifest_key
+from tieringd.formats.object_keys import (
+    TopicKey,
+    data_key,
+    index_key,
+    owner_of,
+    topic_key,
+    topic_manifest_key,
+)
 from tieringd.metrics import Metrics
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.services.topic_purge import TopicPurge
 from tieringd.services.topic_purger import TopicPurger
-from tieringd.services.topic_registry import TopicRegistry, topic_key
+from tieringd.services.topic_registry import TopicRegistry
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:

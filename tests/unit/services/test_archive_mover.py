@@ -26,6 +26,7 @@ from tieringd.formats.object_keys import (
     owner_of,
     rewriting_prefix,
     spillover_prefix,
+    topic_key,
 )
 from tieringd.model.manifest import CLOSED_EPOCH
 from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
@@ -35,7 +36,6 @@ from tieringd.services.archive_mover import ArchiveMover, Site
 from tieringd.services.closing import closed
 from tieringd.services.object_copier import PIECE_BYTES, CopySource, ObjectCopier
 from tieringd.services.partition_mover import PartitionMover
-from tieringd.services.topic_registry import topic_key
 from tieringd.storage.memory import MemoryStore
 
 HERE, THERE = "memory://here", "memory://there"

@@ -13,6 +13,7 @@ from tests.fakes.store import store_unavailable
 from tests.fakes.topics import topic_config
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import ConfigError
+from tieringd.formats.object_keys import topic_key
 from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.model.partition import Leadership
 from tieringd.services.bookkeeper import CLEAN_UP_INTERVAL_SECONDS, Bookkeeper
@@ -20,7 +21,7 @@ from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
 from tieringd.services.observer import Followed, World
 from tieringd.services.retention_manager import RetentionManager
-from tieringd.services.topic_registry import TopicRegistry, topic_key
+from tieringd.services.topic_registry import TopicRegistry
 
 INTERVAL_SECONDS = 10
 

@@ -15,7 +15,7 @@ from tieringd.broker.layout import KafkaLayout
 from tieringd.broker.pins import PinDirectory
 from tieringd.config import Config, parse_config
 from tieringd.errors import BrokerUnavailable, LocalFileError, StorageUnavailable
-from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.object_keys import TopicKey, topic_key
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.offset_translation import LOG_BEGINNING
@@ -24,7 +24,7 @@ from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import PinLook, Pinner
-from tieringd.services.topic_registry import TopicRegistry, topic_key
+from tieringd.services.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from tieringd.model.local_log import LocalPartition

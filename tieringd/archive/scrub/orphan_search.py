@@ -22,12 +22,12 @@ import xxhash
 
 from tieringd.archive.scrub.owners import Owners
 from tieringd.formats.object_keys import (
-    TopicKey,
     data_key,
     manifest_key,
     owner_of,
     rewriting_prefix,
     spillover_key,
+    topic_key,
     topic_manifest_key,
 )
 from tieringd.policies.scrub import FaultKind, Finding
@@ -184,7 +184,7 @@ class OrphanSearch:
                 )
             )
         if owner.topic is TopicState.UNKNOWN and owner.manifest is not None:
-            key = topic_manifest_key(TopicKey(partition.cluster, partition.topic, partition.topic_id))
+            key = topic_manifest_key(topic_key(partition))
             page.findings.append(
                 Finding(
                     FaultKind.TOPIC_MANIFEST_MISSING,

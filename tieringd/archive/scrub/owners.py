@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.spilled_chain import SpilledChain, SpilledTally
 from tieringd.errors import CorruptDataError
-from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
+from tieringd.formats.object_keys import manifest_key, topic_key, topic_manifest_key
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.scrub import FaultKind, Finding, manifest_findings, twice_named_findings
 from tieringd.policies.scrub_orphans import Owner, TopicState
@@ -40,7 +40,7 @@ class Owners:
         Raises:
             StorageUnavailable: The store does not answer; nothing is known.
         """
-        key = TopicKey(partition.cluster, partition.topic, partition.topic_id)
+        key = topic_key(partition)
         findings: list[Finding] = []
         manifest = topic = None
         # In this order: a topic says that it is leaving before its manifests go.

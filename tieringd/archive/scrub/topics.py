@@ -13,6 +13,7 @@ from tieringd.formats.object_keys import (
     TOPIC_MANIFESTS_PREFIX,
     TopicKey,
     parse_topic_manifest_key,
+    topic_key,
     topic_manifest_key,
 )
 from tieringd.policies.scrub import FaultKind, Finding
@@ -72,9 +73,7 @@ class ScrubbedTopics:
     async def is_leaving(self, partition: TopicIdPartition) -> bool:
         """Say whether the partition's topic is being purged now."""
         try:
-            topic = await self._manifests.load_topic(
-                TopicKey(partition.cluster, partition.topic, partition.topic_id)
-            )
+            topic = await self._manifests.load_topic(topic_key(partition))
         except CorruptDataError:
             # That is a finding of its own.
             return False

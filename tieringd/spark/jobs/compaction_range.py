@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import ObjectNotFound
-from tieringd.formats.object_keys import TopicKey, history_link_key
+from tieringd.formats.object_keys import history_link_key, topic_key
 from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.spark.jobs.compaction_tasks import Run
 from tieringd.spark.latest_records import CompactionRules
@@ -75,7 +75,7 @@ async def compaction_range(
 
 async def _goes_on_from_another(bucket: Bucket, manifest: PartitionManifest) -> bool:
     partition = manifest.partition
-    key = history_link_key(TopicKey(partition.cluster, partition.topic, partition.topic_id))
+    key = history_link_key(topic_key(partition))
     try:
         await bucket.store.head(key)
     except ObjectNotFound:

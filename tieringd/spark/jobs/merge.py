@@ -22,6 +22,7 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archive.segment_swap import Successor
 from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import topic_key
 from tieringd.model.segment import JOB_PREFIX
 from tieringd.policies.segment_merge import job_limit_offset, plan_merges
 from tieringd.spark.bucket import bucket_of
@@ -122,12 +123,7 @@ def merge(
     chosen = bucket.run(chosen_partitions(bucket, topics))
     outcome.faults += chosen.faults
     compacted = {one.key for one in chosen.topics if config.topic(one.key.topic, {}, one).is_compacted}
-    names = {(one.cluster, one.topic, one.topic_id) for one in compacted}
-    partitions = [
-        one
-        for one in chosen.partitions
-        if (one.partition.cluster, one.partition.topic, one.partition.topic_id) not in names
-    ]
+    partitions = [one for one in chosen.partitions if topic_key(one.partition) not in compacted]
     with_log = chosen.with_log(has_broker=has_broker)
     merger, runs, host_bytes = _Merger(config, secrets.token_hex(8)), 0, 0
     for some in portions(bucket, partitions, outcome.faults, with_log=with_log):

@@ -21,7 +21,7 @@ from tieringd.archive.rebuild.standing import PartitionStanding, Standing, stand
 from tieringd.archive.rebuild.stored_segments import Unusable
 from tieringd.archive.scrub.owners import Owners
 from tieringd.errors import ObjectNotFound, TieringError
-from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.formats.object_keys import TopicKey, data_key, topic_key
 from tieringd.model.segment import JOB_PREFIX
 from tieringd.policies.manifest_rebuild import RebuildPlan, kept_from, plan_rebuild, rebuilt_manifest
 from tieringd.spark.bucket import bucket_of, now_ms
@@ -143,7 +143,7 @@ class Rebuild:
                 done.append(RebuiltPartition(one))
         for batch in _batches(wanted, listed):
             done += self._rebuild(batch, {one.partition: listed[one.partition] for one in batch})
-        leaving = {_topic_key(one.partition) for one in standings if one.standing is Standing.LEAVING}
+        leaving = {topic_key(one.partition) for one in standings if one.standing is Standing.LEAVING}
         return done, bucket.run(self._topics(listed, leaving))
 
     async def _standing(self, partition: TopicIdPartition) -> PartitionStanding:
@@ -266,7 +266,7 @@ class Rebuild:
         by_topic: defaultdict[TopicKey, list[TopicIdPartition]] = defaultdict(list)
         for partition, one in listed.items():
             if one.has_manifest or one.data:
-                by_topic[_topic_key(partition)].append(partition)
+                by_topic[topic_key(partition)].append(partition)
 
         async def ensured(key: TopicKey) -> RebuiltTopic:
             partitions = by_topic[key]
@@ -303,7 +303,3 @@ def _batches(
 def _newest_epoch(stored: Sequence[StoredSegment]) -> int:
     """Return the newest leader epoch that anything was stored under: nobody older may write the manifest."""
     return max(one.segment.leader_epoch for one in stored)
-
-
-def _topic_key(partition: TopicIdPartition) -> TopicKey:
-    return TopicKey(partition.cluster, partition.topic, partition.topic_id)

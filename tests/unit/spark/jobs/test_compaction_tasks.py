@@ -15,7 +15,7 @@ from tests.fakes.archive import archive_in, archived
 from tests.fakes.log_writer import LogWriter
 from tieringd.archive.segment_swap import Successor
 from tieringd.formats.history_link import HistoryLink, encode_history_link
-from tieringd.formats.object_keys import TopicKey, data_key, history_link_key, index_key
+from tieringd.formats.object_keys import TopicKey, data_key, history_link_key, index_key, topic_key
 from tieringd.spark.jobs.chosen import shares
 from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range
 from tieringd.spark.jobs.compaction_tasks import (
@@ -181,7 +181,7 @@ def test_tombstones_stay_where_the_topic_goes_on_from_an_older_archive(bucket, m
     assert found.rules == CompactionRules(0, 95)
 
     partition = manifest.partition
-    key = TopicKey(partition.cluster, partition.topic, partition.topic_id)
+    key = topic_key(partition)
     link = encode_history_link(HistoryLink(key, TopicKey("old", "orders", "A" * 22), ((0, 0),)))
     path = bucket.config.cloud_storage_file_root / history_link_key(key)
     path.parent.mkdir(parents=True)
