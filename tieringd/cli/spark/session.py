@@ -38,6 +38,8 @@ _ON_THIS_MACHINE: Final = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.ui.enabled": "false",
+    # See there; elsewhere what workers print goes to a log.
+    "spark.python.daemon.module": "tieringd.spark.worker_daemon",
     # What fails is told by the command itself.
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET}",
 }
