@@ -29,7 +29,7 @@ from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_rang
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
 from tieringd.spark.jobs.progress import silent, watched
 from tieringd.spark.jobs.report import Report, Table
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.spark.jobs.tasks import failures_in_words
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def compact(
 
     Raises:
         ObjectNotFound: The bucket holds no such topic.
-        StorageError: An operator must act. Partitions are as they were, or done.
+        StorageError: An operator must act. Partitions are as they were: else it is a fault of the report.
         StorageUnavailable: The store is away; likewise.
         TaskFailed: An executor could not do its part; likewise.
     """
@@ -113,13 +113,14 @@ def compact(
     with_log = chosen.with_log(has_broker=has_broker)
     job = _Compaction(spark, bucket, outcome, with_log=with_log, progress=progress)
     expected: list[tuple[Value, ...]] = []
-    for some in rounds(bucket, chosen.partitions, outcome.faults):
-        ranges = [bucket.run(compaction_range(bucket, one, options, now_ms=began_at_ms)) for one in some]
-        with_any = [one for one in ranges if one.segments]
-        if is_dry_run:
-            expected += job.expected(with_any)
-        else:
-            job.compact(with_any)
+    with what_is_done_is_told(outcome):
+        for some in rounds(bucket, chosen.partitions, outcome.faults):
+            ranges = [bucket.run(compaction_range(bucket, one, options, now_ms=began_at_ms)) for one in some]
+            with_any = [one for one in ranges if one.segments]
+            if is_dry_run:
+                expected += job.expected(with_any)
+            else:
+                job.compact(with_any)
     if delete_after_ms is not None and not is_dry_run:
         named = [one.partition for one in chosen.partitions]
         bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))

@@ -39,7 +39,14 @@ from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
 from tieringd.spark.jobs.progress import silent, watched
 from tieringd.spark.jobs.report import Report
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, SwappedPartition, delete_replaced, swap
+from tieringd.spark.jobs.swapping import (
+    Outcome,
+    SwapKind,
+    SwappedPartition,
+    delete_replaced,
+    swap,
+    what_is_done_is_told,
+)
 from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.key_eraser import ErasureCut
 
@@ -117,7 +124,8 @@ def erase(
     Raises:
         ConfigError: There is no key, or nobody who asks.
         ObjectNotFound: The bucket holds no such topic.
-        StorageError: An operator must act. The record says what was to be done; run it again.
+        StorageError: An operator must act. The record says what was to be done; run it again. Where
+            something was erased before, that is a fault of the report instead.
         StorageUnavailable: The store is away; likewise.
         TaskFailed: An executor could not do its part; likewise.
     """
@@ -133,12 +141,13 @@ def erase(
     outcome = Outcome(faults=list(chosen.faults))
     eraser = _Eraser(config, spark.sparkContext.broadcast(frozenset(keys)), f"{REWRITER_PREFIX}{job_id}")
     segments_read = 0
-    for some in rounds(bucket, chosen.partitions, outcome.faults):
-        segments_read += sum(len(one.segments) for one in some)
-        todo = [share for one in some for share in shares(one.partition, one.segments)]
-        with watched(spark, "erasing keys", progress), failures_in_words():
-            looked = spark.sparkContext.parallelize(todo, max(1, len(todo))).flatMap(eraser).collect()
-        _swap(bucket, looked, outcome)
+    with what_is_done_is_told(outcome):
+        for some in rounds(bucket, chosen.partitions, outcome.faults):
+            todo = [share for one in some for share in shares(one.partition, one.segments)]
+            with watched(spark, "erasing keys", progress), failures_in_words():
+                looked = spark.sparkContext.parallelize(todo, max(1, len(todo))).flatMap(eraser).collect()
+            segments_read += sum(len(one.segments) for one in some)
+            _swap(bucket, looked, outcome)
 
     named = [one.partition for one in chosen.partitions]
     deleted_at_ms = bucket.run(_deleted_at_ms(bucket, named, outcome, after_ms=delete_after_ms))

@@ -29,7 +29,7 @@ from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, loaded_again
 from tieringd.spark.jobs.progress import silent, watched
 from tieringd.spark.jobs.report import Report
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.spark.jobs.tasks import failures_in_words
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def merge(
 
     Raises:
         ObjectNotFound: The bucket holds no such topic.
-        StorageError: An operator must act. Runs are as they were, or merged.
+        StorageError: An operator must act. Nothing was merged: else it is a fault of the report.
         StorageUnavailable: The store is away; likewise.
         TaskFailed: An executor could not do its part; likewise.
     """
@@ -126,11 +126,12 @@ def merge(
     partitions = [one for one in chosen.partitions if topic_key(one.partition) not in compacted]
     with_log = chosen.with_log(has_broker=has_broker)
     merger, runs, host_bytes = _Merger(config, secrets.token_hex(8)), 0, 0
-    for some in portions(bucket, partitions, outcome.faults, with_log=with_log):
-        runs += len(some)
-        with watched(spark, "merging segments", progress), failures_in_words():
-            done = spark.sparkContext.parallelize(some, len(some)).map(merger).collect()
-        host_bytes += _swap(bucket, done, outcome)
+    with what_is_done_is_told(outcome):
+        for some in portions(bucket, partitions, outcome.faults, with_log=with_log):
+            with watched(spark, "merging segments", progress), failures_in_words():
+                done = spark.sparkContext.parallelize(some, len(some)).map(merger).collect()
+            runs += len(some)
+            host_bytes += _swap(bucket, done, outcome)
     if delete_after_ms is not None:
         named = [one.partition for one in partitions]
         bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))

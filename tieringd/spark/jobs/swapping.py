@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from tieringd.spark.bucket import now_ms
 from tieringd.spark.jobs.report import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tieringd.archive.segment_swap import Successor, Swapped
     from tieringd.model.partition import TopicIdPartition
@@ -85,6 +86,22 @@ class Outcome:
                 for each in self.swapped
             ),
         )
+
+
+@contextmanager
+def what_is_done_is_told(outcome: Outcome) -> Iterator[None]:
+    """
+    Turn an error into a fault where segments have been replaced before it: the report tells of them.
+
+    Raises:
+        TieringError: What was raised in the context, where nothing has been replaced.
+    """
+    try:
+        yield
+    except TieringError as error:
+        if not outcome.swapped:
+            raise
+        outcome.faults.append(f"the job stopped before its end: {error}. Run it again")
 
 
 class SwapKind(Enum):

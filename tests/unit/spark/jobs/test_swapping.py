@@ -12,7 +12,8 @@ from tests.fakes.store import store_unavailable
 from tests.unit.archive.test_segment_swap import PLENTY, prepared
 from tests.unit.services.manifests import bases
 from tests.unit.services.test_segment_merger import filled
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, swap
+from tieringd.errors import StorageUnavailable
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, SwappedPartition, swap, what_is_done_is_told
 from tieringd.storage.memory import MemoryStore
 
 
@@ -63,3 +64,22 @@ async def test_store_that_is_away_is_told(store, writer, tmp_path):
     assert "it is not known whether its segments were replaced: put: the store does not answer" in fault
     assert outcome.swapped == []
     assert len(bases(store, writer)) > 3
+
+
+def test_job_that_has_replaced_something_reports_what_stopped_it(writer):
+    """Nobody else tells what it has done by then."""
+    outcome = Outcome(faults=["another"])
+    outcome.swapped.append(SwappedPartition(writer.identified, (), 1))
+
+    with what_is_done_is_told(outcome):
+        raise StorageUnavailable("no answer")
+
+    assert outcome.faults == ["another", "the job stopped before its end: no answer. Run it again"]
+
+
+def test_job_that_has_replaced_nothing_fails():
+    """There is nothing to report."""
+    outcome = Outcome()
+    with pytest.raises(StorageUnavailable, match="no answer"), what_is_done_is_told(outcome):
+        raise StorageUnavailable("no answer")
+    assert outcome.faults == []
