@@ -20,7 +20,7 @@ from tieringd.formats.sidecar import encode_sidecar
 from tieringd.model.segment import RemoteSegment
 from tieringd.spark.bucket import Bucket
 from tieringd.spark.jobs.export.parquet_target import ParquetTopic
-from tieringd.spark.jobs.export.rounds import export_topic
+from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
 from tieringd.spark.jobs.export.rules import ExportRules
 from tieringd.spark.jobs.export.target_store import TargetStore
 from tieringd.storage.file import FileStore
@@ -194,5 +194,13 @@ def counted(rows: Iterable[dict[str, Any]]) -> Counter[tuple[int, int, bytes]]:
 
 
 def exported(logs: ArchivedLogs, target: Any, *, run: Any = in_this_process, **rules: Any) -> Any:
-    """Export the topic of *logs* and return the outcome."""
+    """Export the topic of *logs* and return the outcome; raise what kept it from the archive's end."""
+    outcome = attempted(logs, target, run=run, **rules)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome
+
+
+def attempted(logs: ArchivedLogs, target: Any, *, run: Any = in_this_process, **rules: Any) -> TopicOutcome:
+    """Export the topic of *logs*, and return what came of it."""
     return export_topic(logs.topic(), target, ExportRules(**rules), archive=lambda: logs.bucket, run=run)

@@ -130,6 +130,7 @@ def test_command_without_java_says_so(tmp_path, config, home):
         (["merge", "orders", "--delete-after", "7"], "7 has no unit"),
         (["compact", "orders", "--delete-retention", "1"], "1 has no unit"),
         (["compact", "orders", "--min-compaction-lag", "1"], "1 has no unit"),
+        (["export", "orders", "--target-format", "parquet", "--portion-size", "128"], "128 has no unit"),
         (["erase", "orders", "--key", "k"], "--requested-by"),
         (["erase", "orders", "--requested-by", "me", "--key-encoding", "utf-16"], "--key-encoding"),
         (["export", "orders"], "--target-format"),
@@ -234,6 +235,7 @@ def test_catalogue_property_without_a_value_is_refused(config):
         ([], "Give --target"),
         (["--target", "file:///lake", "--portion-size", "0"], "portion_bytes: must be at least 1"),
         (["--target", "file:///lake", "--target-config", "/nowhere/lake.yaml"], "/nowhere/lake.yaml"),
+        (["--target", "ftp://lake"], "ftp://lake is not a place for Parquet files"),
     ],
 )
 def test_parquet_export_that_cannot_be_is_refused(config, arguments, words):

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from tieringd.cli.options import amount
 from tieringd.cli.spark.export_target import (
     PartitionBy,
     TargetFormat,
@@ -25,10 +24,10 @@ from tieringd.cli.spark.options import (
     NamedTopics,
     OutputFormat,
     ReportFile,
+    size,
 )
 from tieringd.cli.spark.running import run_job
 from tieringd.cli.spark.session import optional_parts
-from tieringd.config.units import SIZE
 
 
 class IsolationLevel(StrEnum):
@@ -113,7 +112,7 @@ def export(
     portion_size: Annotated[
         int | None,
         typer.Option(
-            parser=amount(SIZE),
+            parser=size,
             metavar="SIZE",
             help="About how much of the archive goes into a file.",
             show_default="128MiB",
@@ -122,7 +121,7 @@ def export(
     round_size: Annotated[
         int | None,
         typer.Option(
-            parser=amount(SIZE),
+            parser=size,
             metavar="SIZE",
             help="About how much of the archive goes into a commit.",
             show_default="16GiB",
@@ -136,8 +135,9 @@ def export(
     """
     Copy topics to Parquet files or Iceberg tables: what is in the archive and not yet there, each once.
 
-    Run it again to bring the target up to date, also after it was killed. Exit 1 when records that were
-    exported have been replaced in the archive since, by another leader's.
+    Run it again to bring the target up to date, also after it was killed. Exit 1 when some of the topics
+    were not exported to their end, and when records that were exported have been replaced in the archive
+    since, by another leader's.
     """
     refuse_other_options(
         target_format,
@@ -159,7 +159,7 @@ def export(
         )
 
         destination = (
-            parquet_target(target, target_config, partition_by)
+            parquet_target(target, target_config, partition_by, archive=config)
             if target_format is TargetFormat.PARQUET
             else iceberg_target(catalog, catalog_property or (), namespace, dot_replacement, partition_by)
         )

@@ -57,14 +57,17 @@ def refuse_other_options(target_format: TargetFormat, given: Mapping[str, object
             )
 
 
-def parquet_target(url: str | None, config: Path | None, partition_by: PartitionBy | None) -> ParquetTarget:
+def parquet_target(
+    url: str | None, config: Path | None, partition_by: PartitionBy | None, *, archive: Path
+) -> ParquetTarget:
     """
-    Return a directory for Parquet files.
+    Return a directory for Parquet files; *config* is the target's own configuration, if it has one.
 
     Raises:
-        ConfigError: No URL was given, or the target's own configuration is wrong.
+        ConfigError: No URL was given, or it cannot be reached with its configuration, or the *archive*'s.
     """
     from tieringd.spark.jobs.export.parquet_target import ParquetTarget  # noqa: PLC0415 - an optional part
+    from tieringd.spark.jobs.export.target_store import target_config  # noqa: PLC0415 - likewise
 
     if url is None:
         raise ConfigError(
@@ -72,6 +75,8 @@ def parquet_target(url: str | None, config: Path | None, partition_by: Partition
             hint="Give --target, as in --target s3://bucket/prefix",
         )
     own = None if config is None else loaded(config, needs_broker=False)
+    # The job looks again; a slip in the URL is not worth the wait for Spark.
+    target_config(url, own or loaded(archive, needs_broker=False))
     if partition_by is None:
         return ParquetTarget(url, config=own)
     return ParquetTarget(url, partition_by.value, own)

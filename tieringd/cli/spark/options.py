@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tieringd.cli.options import ConfigFile, Format, OutputFormat, amount
-from tieringd.config.units import DURATION
+from tieringd.config.units import DURATION, SIZE
 
 __all__ = [
     "Conf",
@@ -23,6 +23,7 @@ __all__ = [
     "ReportFile",
     "Topics",
     "duration",
+    "size",
 ]
 
 
@@ -32,9 +33,23 @@ def duration(text: str) -> int:
 
     Without a unit it would be milliseconds: who says 7 for what is to be deleted after a week loses it now.
     """
-    if text.strip().isdecimal() and int(text):
-        raise typer.BadParameter(f"{text} has no unit; write for example {text.strip()}d")
+    _require_unit(text, example="d")
     return amount(DURATION)(text)
+
+
+def size(text: str) -> int:
+    """
+    Return an option's size in bytes.
+
+    Without a unit it would be bytes: who says 128 for the size of files gets some for each record.
+    """
+    _require_unit(text, example="MiB")
+    return amount(SIZE)(text)
+
+
+def _require_unit(text: str, *, example: str) -> None:
+    if text.strip().isdecimal() and int(text):
+        raise typer.BadParameter(f"{text} has no unit; write for example {text.strip()}{example}")
 
 
 Master = Annotated[

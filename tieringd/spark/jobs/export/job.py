@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tieringd.errors import ConfigError, ObjectNotFound
+from tieringd.errors import ConfigError, ObjectNotFound, RetryableError
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.export.rounds import export_topic
 from tieringd.spark.jobs.export.rules import ExportRules
@@ -16,11 +16,12 @@ from tieringd.spark.jobs.report import Report, Table
 from tieringd.spark.jobs.topic_choice import is_chosen_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
 
+    from tieringd.archive.catalog import ArchivedTopic
     from tieringd.config import Config
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.export.rounds import TopicOutcome
@@ -57,10 +58,13 @@ def export(
     They are names, or patterns with `*`, `?` and `[]`. Of several incarnations it is the latest. Called again
     it goes on from there, whether the run before came to its end or was killed.
 
+    A topic that cannot be exported is a fault of the report, and does not keep the others from it.
+
     Raises:
         ConfigError: The target cannot be used this way, or holds something else.
         ObjectNotFound: The archive has no such topic.
-        TieringError: The archive lacks what was to be exported, or cannot be read.
+        TieringError: The archive lacks what was to be exported, or cannot be read. As a `ConfigError` of
+            one topic it is raised only where nothing of any topic was exported.
     """
     if not topics:
         raise ConfigError("topics: name at least one topic to export")
@@ -69,17 +73,39 @@ def export(
     names = dict.fromkeys(name for one in topics for name in _names(bucket, one))
     found = [bucket.run(bucket.catalog.topic(name)) for name in names]
     with target.opened(config) as place_of:
-        outcomes = [
-            export_topic(
+
+        def export_one(archived: ArchivedTopic) -> TopicOutcome:
+            name = archived.topic.key.topic
+            return export_topic(
                 archived,
-                place_of(archived.topic.key.topic),
+                place_of(name),
                 rules or ExportRules(),
                 archive=archive,
-                run=on_spark(spark, f"export {archived.topic.key.topic}", progress),
+                run=on_spark(spark, f"export {name}", progress),
             )
-            for archived in found
-        ]
-    return report_of(outcomes)
+
+        outcomes = export_each(found, export_one)
+    return report_of(outcomes, left=[one.topic.key.topic for one in found[len(outcomes) :]])
+
+
+def export_each(
+    topics: Iterable[ArchivedTopic], export_one: Callable[[ArchivedTopic], TopicOutcome]
+) -> list[TopicOutcome]:
+    """
+    Return what came of topics, in turn, until all are exported or nothing goes on, as with a store away.
+
+    Raises:
+        TieringError: What stopped the first one, where nothing was exported of any.
+    """
+    outcomes: list[TopicOutcome] = []
+    for one in topics:
+        outcomes.append(export_one(one))
+        if isinstance(outcomes[-1].error, RetryableError):
+            break
+    errors = [one.error for one in outcomes if one.error is not None and not one.commits]
+    if errors and len(errors) == len(outcomes):
+        raise errors[0]
+    return outcomes
 
 
 def _names(bucket: Bucket, name: str) -> list[str]:
@@ -99,8 +125,8 @@ def _names(bucket: Bucket, name: str) -> list[str]:
     return sorted({one.key.topic for one in found})
 
 
-def report_of(outcomes: Sequence[TopicOutcome]) -> Report:
-    """Return what there is to say of an export."""
+def report_of(outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = ()) -> Report:
+    """Return what there is to say of an export; the topics that are *left* were not looked at."""
     written = [one for outcome in outcomes for one in outcome.written]
     figures: dict[str, Value] = {
         "topics": len(outcomes),
@@ -122,8 +148,15 @@ def report_of(outcomes: Sequence[TopicOutcome]) -> Report:
     )
     if lost:
         tables.append(Table("lost offsets", _LOST_COLUMNS, lost))
-    faults = tuple(fault for outcome in outcomes for fault in outcome.faults)
-    return Report("export", figures, tuple(tables), faults)
+    faults = [fault for outcome in outcomes for fault in outcome.faults]
+    faults += [
+        f"topic {one.topic.topic} was not exported to its end: {one.error}"
+        for one in outcomes
+        if one.error is not None
+    ]
+    if left:
+        faults.append(f"after that these topics were not looked at: {', '.join(left)}. Export again")
+    return Report("export", figures, tuple(tables), tuple(faults))
 
 
 def _rows(outcome: TopicOutcome) -> Iterator[tuple[Value, ...]]:

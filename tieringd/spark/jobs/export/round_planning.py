@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.spark.jobs.export.plan import losses, portions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest import Gap, PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.export.plan import Lost, Portion
     from tieringd.spark.jobs.export.rules import ExportRules
     from tieringd.spark.jobs.export.state import ExportState
+
+T = TypeVar("T")
 
 LOOKS_MAX: Final = 5
 """How often in a row a fresh manifest may name a spillover manifest that has gone."""
@@ -70,6 +74,28 @@ def next_round(
     return Round(tuple(portion for found in rounds for portion in found.portions), lost)
 
 
+def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion]) -> Round:
+    """
+    Return the round that a run which did not end has begun with *portions*, which go on from *state*.
+
+    What the archive lacks of it was seen by that run, and told by none.
+    """
+    by_partition: dict[TopicIdPartition, list[Portion]] = defaultdict(list)
+    for one in portions:
+        by_partition[one.partition].append(one)
+    lost: list[Lost] = []
+    for partition, some in by_partition.items():
+        begin, end = some[0].from_offset, some[-1].next_offset
+        lost += losses(
+            partition,
+            _look(bucket, partition, partial(_gaps, bucket, begin, end)),
+            exported_to=state.offsets.get(partition.partition),
+            from_offset=begin,
+            next_offset=end,
+        )
+    return Round(tuple(portions), tuple(lost))
+
+
 def replaced_since(manifests: Iterable[PartitionManifest], state: ExportState) -> list[str]:
     """Say of which offsets other records were exported than the archive has since then."""
     return [
@@ -92,26 +118,51 @@ def _round_of(
     limit_bytes: int,
 ) -> Round:
     """Return the next portions of one partition, until they are *limit_bytes*."""
-    for look in range(1, LOOKS_MAX + 1):
-        manifest = bucket.run(bucket.manifests.load(partition)).manifest
+
+    def cut(manifest: PartitionManifest | None) -> Round:
         if manifest is None or manifest.next_offset < end:
             raise TieringError(
                 f"the archive of {partition} reached offset {end - 1} when the export began, and no more",
                 hint="It was cut back, moved or deleted meanwhile; export again",
             )
+        return _cut(
+            bucket,
+            manifest,
+            exported_to=exported_to,
+            end=end,
+            portion_bytes=rules.portion_bytes,
+            limit_bytes=limit_bytes,
+        )
+
+    return _look(bucket, partition, cut)
+
+
+def _look(bucket: Bucket, partition: TopicIdPartition, see: Callable[[PartitionManifest | None], T]) -> T:
+    """Return what *see* makes of a partition's manifest; of a fresh one where a part of it has gone."""
+    for look in range(1, LOOKS_MAX + 1):
+        manifest = bucket.run(bucket.manifests.load(partition)).manifest
         try:
-            return _cut(
-                bucket,
-                manifest,
-                exported_to=exported_to,
-                end=end,
-                portion_bytes=rules.portion_bytes,
-                limit_bytes=limit_bytes,
-            )
+            return see(manifest)
         except ObjectNotFound:
             if look == LOOKS_MAX:
                 raise
     raise AssertionError("the last look returns or raises")
+
+
+def _gaps(
+    bucket: Bucket, from_offset: int, next_offset: int, manifest: PartitionManifest | None
+) -> list[Gap]:
+    """Return the gaps in all pieces of an archive that hold offsets from *from_offset* to *next_offset*."""
+    if manifest is None:
+        # Reading the portions says so.
+        return []
+    found: list[Gap] = []
+    with closing(bucket.iterate(bucket.spillovers.pieces(manifest, from_offset=from_offset))) as pieces:
+        for piece in pieces:
+            if piece.start_offset >= next_offset:
+                break
+            found += piece.gaps
+    return found
 
 
 def _cut(

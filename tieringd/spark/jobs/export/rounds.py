@@ -11,9 +11,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from tieringd.errors import StorageUnavailable
+from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.spark.bucket import now_ms
-from tieringd.spark.jobs.export.round_planning import Round, next_round, replaced_since
+from tieringd.spark.jobs.export.round_planning import begun_round, next_round, replaced_since
 from tieringd.spark.jobs.export.state import continued
 from tieringd.spark.jobs.export.work import Work
 
@@ -45,6 +45,8 @@ class TopicOutcome:
     lost: list[Lost] = field(default_factory=list)
     commits: int = 0
     faults: list[str] = field(default_factory=list)
+    error: TieringError | None = None
+    """What kept the run from the archive's end; what was committed before that counts."""
 
     def miss(self, lost: Iterable[Lost]) -> None:
         """Note what the archive lacked of a round that counts; one of nothing is planned again each time."""
@@ -61,15 +63,37 @@ def export_topic(
     clock: Callable[[], int] = now_ms,
 ) -> TopicOutcome:
     """
-    Export what of a topic is in the archive and not yet in *target*.
+    Export what of a topic is in the archive and not yet in *target*; an error is part of the outcome.
+
+    It is a `ConfigError` where the target holds something else, a `RetryableError` where others kept
+    exporting the same, a store is away or Spark gave up, and any other where the archive lacks what was to
+    be exported, or cannot be read.
+    """
+    outcome = TopicOutcome(archived.topic.key, target.place)
+    try:
+        _export_rounds(archived, target, rules, outcome, archive=archive, run=run, clock=clock)
+    except TieringError as error:
+        outcome.error = error
+    return outcome
+
+
+def _export_rounds(
+    archived: ArchivedTopic,
+    target: TopicTarget,
+    rules: ExportRules,
+    outcome: TopicOutcome,
+    *,
+    archive: Callable[[], Bucket],
+    run: Runner,
+    clock: Callable[[], int],
+) -> None:
+    """
+    Export a topic, and note in *outcome* what is done as soon as it counts.
 
     Raises:
-        ConfigError: The target holds something else.
-        TieringError: The archive lacks what was to be exported, or cannot be read.
-        StorageUnavailable: Others kept exporting the same, or a store is away.
+        TieringError: See `export_topic`.
     """
     key = archived.topic.key
-    outcome = TopicOutcome(key, target.place)
     ends = {one.partition: one.next_offset for one in archived.partitions}
     lost_rounds = 0
     is_first = True
@@ -84,12 +108,13 @@ def export_topic(
             outcome.faults += replaced_since(archived.partitions, state)
             is_first = False
         # What was begun of an earlier incarnation of the topic is left as it is.
-        round_ = Round(standing.pending if standing.state is not None and standing.state.topic == key else ())
-        if not round_.portions:
+        if standing.pending and standing.state is not None and standing.state.topic == key:
+            round_ = begun_round(archive(), state, standing.pending)
+        else:
             round_ = next_round(archive(), state, ends, rules)
         if not round_.portions:
             outcome.miss(round_.lost)
-            return outcome
+            return
         begun = target.begin(standing, state, round_.portions)
         if begun is None:
             lost_rounds += 1
@@ -98,6 +123,7 @@ def export_topic(
         advanced = state.advanced(round_.portions, run_id=uuid.uuid4().hex, now_ms=clock())
         if target.commit(begun, advanced, written):
             outcome.commits += 1
+            outcome.reached.update(advanced.offsets)
             outcome.written += written
             outcome.miss(round_.lost)
         else:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
+from tests.fakes.dying_store import Killed
 from tests.support.exports import ArchivedLogs, ParquetDirectory, exported
 from tieringd.errors import TieringError
 from tieringd.model.manifest import Gap
@@ -130,6 +133,23 @@ async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, director
     assert (outcome.reached, outcome.commits) == ({0: 10}, 0)
     assert report_of([outcome]).figures["lost_offsets"] == 0
     assert report_of(others).figures["lost_offsets"] == 4
+
+
+async def test_loss_of_a_round_that_a_killed_run_began_is_told_by_the_run_that_ends_it(logs, directory):
+    """The killed one had no time for it; what is lost after that round is told with the next one."""
+    await logs.fill(1)
+    await edit(logs, lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
+
+    def killed(_work, _portions):
+        raise Killed
+
+    with suppress(Killed):
+        exported(logs, directory.topic(), fails_on_gap=False, run=killed)
+    await edit(logs, lambda manifest: manifest.with_gap(Gap(10, 99, "later", 2)))
+    outcome = exported(logs, directory.topic(), fails_on_gap=False)
+
+    assert [one.portion.next_offset for one in outcome.written] == [10, 100]
+    assert [(one.from_offset, one.next_offset) for one in outcome.lost] == [(6, 10), (10, 100)]
 
 
 async def test_archive_that_ends_before_what_was_exported_is_an_error(logs, directory):

@@ -1,0 +1,94 @@
+"""Exports of several topics: one that cannot be exported, and a report of what was done all the same."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.exports import ArchivedLogs, ParquetDirectory, attempted, exported, in_this_process
+from tieringd.errors import ConfigError, StorageUnavailable, TieringError
+from tieringd.formats.object_keys import TopicKey
+from tieringd.spark.jobs.export.job import export_each, report_of
+from tieringd.spark.jobs.export.rounds import TopicOutcome
+
+TOPICS = ("a", "b", "c")
+
+
+def topics():
+    return [SimpleNamespace(name=name) for name in TOPICS]
+
+
+def ends_with(errors, *, commits=0):
+    """Return an export of one topic that ends with the error that *errors* has for it, if any."""
+
+    def export_one(topic):
+        outcome = TopicOutcome(TopicKey("c", topic.name, "id"), f"place of {topic.name}")
+        outcome.error = errors.get(topic.name)
+        outcome.commits = commits if outcome.error else 1
+        return outcome
+
+    return export_one
+
+
+def test_topic_that_cannot_be_exported_does_not_keep_the_others_from_it():
+    """It is a fault of the report."""
+    outcomes = export_each(topics(), ends_with({"a": ConfigError("it holds something else")}))
+
+    assert [one.topic.topic for one in outcomes] == list(TOPICS)
+    report = report_of(outcomes)
+    assert report.faults == ("topic a was not exported to its end: it holds something else",)
+    assert report.figures["commits"] == 2
+
+
+def test_store_that_is_away_ends_the_run():
+    """Each of the others would wait for it; the report names them."""
+    outcomes = export_each(topics(), ends_with({"b": StorageUnavailable("no answer")}))
+
+    assert [one.topic.topic for one in outcomes] == ["a", "b"]
+    assert report_of(outcomes, left=["c"]).faults == (
+        "topic b was not exported to its end: no answer",
+        "after that these topics were not looked at: c. Export again",
+    )
+
+
+def test_run_that_has_done_nothing_is_an_error():
+    """The first one is raised, for its exit code."""
+    errors = {name: ConfigError(f"{name} is elsewhere") for name in TOPICS}
+
+    with pytest.raises(ConfigError, match="a is elsewhere"):
+        export_each(topics(), ends_with(errors))
+    assert len(export_each(topics(), ends_with(errors, commits=1))) == 3
+
+
+@pytest.fixture
+def logs(tmp_path):
+    logs = ArchivedLogs.made(tmp_path / "source")
+    yield logs
+    logs.bucket.close()
+
+
+async def test_what_was_committed_before_an_error_is_told(tmp_path, logs):
+    """Offsets reached, records and files; the next run adds the rest."""
+    directory = ParquetDirectory.made(tmp_path / "target")
+    await logs.fill(4)
+    rounds = []
+
+    def failing(work, portions):
+        rounds.append(portions)
+        if len(rounds) == 3:
+            raise TieringError("the disk of an executor is full")
+        return in_this_process(work, portions)
+
+    outcome = attempted(logs, directory.topic(), run=failing, portion_bytes=1, round_bytes=1)
+
+    assert str(outcome.error) == "the disk of an executor is full"
+    assert outcome.commits == 2
+    next_offset = rounds[1][-1].next_offset
+    assert outcome.reached == {0: next_offset}
+    report = report_of([outcome])
+    assert report.figures["records"] == next_offset
+    assert report.tables[0].rows[0][:4] == ("orders", 0, 0, next_offset)
+    exported(logs, directory.topic())
+    assert directory.seen() == logs.written()
+    directory.bucket.close()
