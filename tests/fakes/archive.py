@@ -18,7 +18,7 @@ from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
 from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
-from tieringd.daemon.assembly import Archive
+from tieringd.daemon.archive import Archive
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.upload import UploadLimits

@@ -12,7 +12,7 @@ from tests.fakes.log_writer import LogWriter
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.formats.object_keys import TopicKey, data_key, index_key, manifest_key
 from tieringd.metrics import Metrics
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import Leadership
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.segment_merge import MergeLimits
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import RemoteSegment
 

@@ -36,7 +36,8 @@ from tieringd.formats.topic_manifest import (
 )
 from tieringd.model.client_quota import EVERY_PRODUCER, QuotaChange, quota_entity
 from tieringd.model.disk_state import DiskState
-from tieringd.model.manifest import Gap, PartitionManifest, Replacement, Retired
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap, Replacement, Retired
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity

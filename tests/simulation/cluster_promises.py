@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
     from tests.simulation.replica import Replica
     from tests.simulation.replication import Replication
-    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.segment import RemoteSegment
     from tieringd.storage.memory import MemoryStore
 

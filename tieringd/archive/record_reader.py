@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from tieringd.archive.segment_indexes import Indexes
     from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.formats.records import Record
-    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.segment import RemoteSegment, SegmentIndex
 
 

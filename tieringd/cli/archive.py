@@ -22,14 +22,14 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.services.verifier import PartitionReport
 

@@ -10,7 +10,7 @@ import typer
 
 from tieringd.cli.human import time_text
 from tieringd.cli.options import ConfigFile, loaded, run_async
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
 

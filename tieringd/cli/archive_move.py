@@ -21,7 +21,7 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.services.archive_mover import Moved

@@ -19,7 +19,8 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.assembly import opened_archive, wall_clock_ms
+from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.clock import wall_clock_ms
 from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import owner_of
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.scrub.partition_scrub import ScrubStretch
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.policies.scrub import Finding
     from tieringd.policies.scrub_orphans import Orphan
     from tieringd.services.scrub.object_quarantine import QuarantinedObject

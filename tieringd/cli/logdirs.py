@@ -24,7 +24,7 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.metrics import Metrics
 from tieringd.model.log_dirs import NO_BROKER

@@ -14,13 +14,13 @@ import typer
 from tieringd.cli.options import ConfigFile, loaded, run_async
 from tieringd.cli.read_progress import ReadProgress
 from tieringd.cli.reading import PartitionReading
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
     from tieringd.config import Config
     from tieringd.formats.records import Record
-    from tieringd.model.manifest import Gap
+    from tieringd.model.manifest_parts import Gap
 
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 

@@ -17,14 +17,14 @@ from tieringd.broker.kafka import KafkaBroker
 from tieringd.broker.kafka_tail import KafkaTail
 from tieringd.daemon.beside import kafka_settings
 from tieringd.errors import BrokerDenied, BrokerUnavailable
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.services.log_reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.formats.records import Record
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition

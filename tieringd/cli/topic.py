@@ -19,7 +19,7 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.topic_manifest import Archiving

@@ -11,7 +11,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tieringd.broker.base import Broker
     from tieringd.config import Config, TopicConfig
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.manifest import PartitionManifest

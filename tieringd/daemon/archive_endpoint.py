@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 import structlog
 
 from tieringd.daemon.admin import serving
-from tieringd.daemon.assembly import opened_archive, sole_owner
+from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.gateway import ReadCache, client_tls
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.services.gateway.connection import Shared
 
 log = structlog.get_logger(__name__)

@@ -11,7 +11,6 @@ import asyncio
 import fcntl
 import os
 import secrets
-import time
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,38 +18,29 @@ from urllib.parse import quote
 
 import structlog
 
-from tieringd.archive.archive_reader import ArchiveReader
-from tieringd.archive.catalog import Catalog
-from tieringd.archive.manifest_store import ManifestStore
-from tieringd.archive.record_reader import RecordReader
 from tieringd.broker.pins import PinDirectory, pin_root
-from tieringd.daemon.beside import layout_of, opened_broker
+from tieringd.daemon.archive import Archive, max_uploads, opened_archive
+from tieringd.daemon.beside import opened_broker
+from tieringd.daemon.clock import wall_clock_ms
 from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.daemon.gateway import Gateway, ReadCache, gateway_of
 from tieringd.daemon.housekeeping import HousekeepingParts, housekeeping_of
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.policies.upload import UploadLimits
-from tieringd.policies.upload_control import ControllerLimits, PaceLimits, UploadPace
+from tieringd.policies.upload_control import ControllerLimits, PaceLimits
 from tieringd.services.archiver import Archiver
 from tieringd.services.bookkeeper import Bookkeeper
 from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
-from tieringd.services.history import History
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
 from tieringd.services.reconciler import Reconciler
-from tieringd.services.remote_log import RemoteLog
 from tieringd.services.retention_manager import RetentionManager
 from tieringd.services.topic_registry import TopicRegistry
 from tieringd.services.upload_controller import UploadController
-from tieringd.services.upload_gate import UploadGate
-from tieringd.services.verifier import Verifier
 from tieringd.storage.opening import (
-    StoreCheck,
     create_file_root,
-    max_connections,
-    opened_store,
     store_limits,
 )
 from tieringd.storage.s3.store import S3Store
@@ -59,7 +49,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from tieringd.broker.base import Broker
-    from tieringd.broker.layout import Layout
     from tieringd.config import Config
     from tieringd.metrics import Metrics
     from tieringd.model.partition import Leadership
@@ -67,24 +56,6 @@ if TYPE_CHECKING:
 
 
 log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """The parts that need only the bucket."""
-
-    store: ResilientStore
-    check_store: Callable[[], Awaitable[None]]
-    manifests: ManifestStore
-    remote_log: RemoteLog
-    gate: UploadGate
-    """At full pace until a controller sets another."""
-    layout: Layout
-    catalog: Catalog
-    reader: ArchiveReader
-    records: RecordReader
-    verifier: Verifier
-    history: History
 
 
 class ArchiverFactory:
@@ -128,47 +99,6 @@ class DaemonParts:
     housekeeping: HousekeepingParts
     gateway: Gateway | None = None
     """Only where it is enabled."""
-
-
-def max_uploads(config: Config) -> int:
-    """Return how many uploads may run at once: each holds a connection and a thread, which run out first."""
-    return min(max_connections(config), 4 * (os.cpu_count() or 1))
-
-
-def wall_clock_ms() -> int:
-    """Return the time in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
-@asynccontextmanager
-async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "0") -> AsyncIterator[Archive]:
-    """Open the bucket for the time of the context; *writer_id* matters only to those who write."""
-    async with opened_store(config, metrics) as store:
-        manifests = ManifestStore(store, writer_id=writer_id, now_ms=wall_clock_ms)
-        layout = layout_of(config)
-        gate = UploadGate(UploadPace(max_uploads(config), None), timers=asyncio.get_running_loop())
-        remote_log = RemoteLog(
-            store,
-            manifests,
-            writer_id=writer_id,
-            now_ms=wall_clock_ms,
-            gate=gate,
-            layout=layout,
-        )
-        reader = ArchiveReader(store)
-        yield Archive(
-            store=store,
-            check_store=StoreCheck(config, store),
-            manifests=manifests,
-            remote_log=remote_log,
-            gate=gate,
-            layout=layout,
-            catalog=Catalog(store, manifests),
-            reader=reader,
-            records=RecordReader(remote_log, reader, manifests.spillovers),
-            verifier=Verifier(store, manifests.spillovers),
-            history=History(store, manifests, now_ms=wall_clock_ms),
-        )
 
 
 @asynccontextmanager

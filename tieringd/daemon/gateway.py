@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.metrics import Metrics
     from tieringd.services.cache_keeper import KeeperSettings
     from tieringd.services.reconciler import Reconciler

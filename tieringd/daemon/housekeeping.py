@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from tieringd.broker.base import Broker
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.metrics import Metrics
     from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.services.housekeeping_job import HousekeepingJob

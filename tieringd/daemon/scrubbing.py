@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tieringd.archive.scrub.partition_scrub import ScrubStretch
     from tieringd.broker.layout import Layout
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.metrics import Metrics
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.partition import TopicIdPartition, TopicPartition

@@ -11,8 +11,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tieringd.broker.disk_use import directory_uses
-from tieringd.daemon.assembly import opened_archive, wall_clock_ms
+from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
+from tieringd.daemon.clock import wall_clock_ms
 from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
 from tieringd.policies.disk_areas import plan_spaces
@@ -23,7 +24,7 @@ from tieringd.services.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.services.observer import World

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from tieringd.broker.base import Broker
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.metrics import Metrics
 
 

@@ -22,7 +22,8 @@ from tieringd.formats.segment_columns import (
     unpack_table,
 )
 from tieringd.formats.spillover_codec import name_fields, read_name
-from tieringd.model.manifest import Gap, PartitionManifest, Replacement, Retired
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap, Replacement, Retired
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import CrossingTransaction

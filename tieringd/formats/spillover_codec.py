@@ -14,7 +14,7 @@ from crc32c import crc32c
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
 from tieringd.formats.segment_columns import UNREADABLE, pack_body, unpack_body, unpack_table
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.spillover import SpilloverManifest, SpilloverName
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from tieringd.model.manifest_parts import Gap, Replacement, Retired
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import span_faults
 
@@ -50,46 +51,6 @@ The epoch under which a manifest is closed for good: no leader comes to it, so a
 
 The archive was moved to another bucket, or its topic is being purged; the topic manifest says which.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Offsets that the archive will never hold, and why. Never silent: also a metric and an alert."""
-
-    base_offset: int
-    last_offset: int
-    reason: str
-    recorded_at_ms: int
-
-    @property
-    def next_offset(self) -> int:
-        """Return the first offset after the gap."""
-        return self.last_offset + 1
-
-    @property
-    def offsets(self) -> int:
-        """Return how many offsets are in it."""
-        return self.next_offset - self.base_offset
-
-
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """Offsets that were stored, and replaced: another leader's log took their place."""
-
-    base_offset: int
-    last_offset: int
-    leader_epoch: int
-    """Of the leader whose log is archived from here on."""
-    replaced_at_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Retired:
-    """Segments that were taken out of a manifest, and whose objects are still in the store."""
-
-    segments: SegmentTable
-    retired_at_ms: int
-    """Readers that began before may still have the old manifest, and need the objects."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tieringd.model.manifest import PartitionManifest, Retired
+from tieringd.model.manifest_parts import Retired
 from tieringd.model.segment_table import SegmentTable
 
 if TYPE_CHECKING:
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import RemoteSegment
 
 

@@ -17,14 +17,15 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from tieringd.model.manifest import PartitionManifest, Retired
+from tieringd.model.manifest_parts import Retired
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import ExpiredSpillover, Spillover, SpilloverManifest, SpilloverName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tieringd.model.manifest import Gap
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
 
 
 def part_to_spill(manifest: PartitionManifest, rows: int) -> SpilloverManifest:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tieringd.model.segment import NO_TIMESTAMP
 
 if TYPE_CHECKING:
-    from tieringd.model.manifest import Gap
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment_table import SegmentTable
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import LogBounds
     from tieringd.model.segment import LocalSegment, RemoteSegment
     from tieringd.policies.compacted_reupload import ReuploadPlan

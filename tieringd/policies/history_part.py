@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -28,7 +28,8 @@ from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, TypeAlias
 
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.rewriting import SegmentIdentity
 from tieringd.model.segment import CrossingTransaction
 from tieringd.policies.epoch_history import epoch_at

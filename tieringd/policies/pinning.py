@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import Gap
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.segment import LocalSegment
     from tieringd.policies.epoch_history import EpochHistory
 

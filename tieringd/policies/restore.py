@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from tieringd.policies.local_retention import retention_time_ms
 
 if TYPE_CHECKING:
-    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.segment import RemoteSegment
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 
 if TYPE_CHECKING:
     from collections.abc import Callable

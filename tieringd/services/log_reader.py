@@ -15,7 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tieringd.errors import ObjectNotFound
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tieringd.broker.pins import PinDirectory
     from tieringd.metrics import Metrics
     from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.manifest import Gap
+    from tieringd.model.manifest_parts import Gap
 
 log = structlog.get_logger(__name__)
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from tieringd.archive.record_reader import RecordReader
     from tieringd.formats.records import Record
     from tieringd.formats.recovery_mark import RecoveryMark
-    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.history import History
     from tieringd.services.remote_log import RemoteLog

@@ -10,7 +10,8 @@ from tieringd.archive.manifest_store import EDIT_MARK, EDIT_TRIES, StoredManifes
 from tieringd.errors import FencedError, ObjectNotFound, StorageUnavailable
 from tieringd.formats.manifest_codec import decode_manifest
 from tieringd.formats.object_keys import manifest_key
-from tieringd.model.manifest import CLOSED_EPOCH, Gap, PartitionManifest
+from tieringd.model.manifest import CLOSED_EPOCH, PartitionManifest
+from tieringd.model.manifest_parts import Gap
 from tieringd.storage.memory import MemoryStore
 
 _NOTHING = StoredManifest(None, None)

@@ -14,7 +14,8 @@ from tieringd.errors import CorruptDataError, FencedError, RetryableError, Stora
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
 from tieringd.storage.memory import MemoryStore
 
 _TOPIC = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")

@@ -33,7 +33,7 @@ from tests.unit.model.values import manifests, remote
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
 from tieringd.formats.manifest_codec import MAGIC, decode_manifest, encode_manifest
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import NO_CRC, NO_TIMESTAMP
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 

@@ -18,7 +18,7 @@ from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
 from tieringd.formats.object_keys import manifest_key, parse_spillover_key, spillover_key, spillover_prefix
 from tieringd.formats.spillover_codec import MAGIC, decode_spillover, encode_spillover
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import SpilloverName
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import PARTITION, WRITERS, manifests, remote, stored
-from tieringd.model.manifest import SEGMENTS_REMEMBERED, Gap, PartitionManifest, Replacement, Retired
+from tieringd.model.manifest import SEGMENTS_REMEMBERED, PartitionManifest
+from tieringd.model.manifest_parts import Gap, Replacement, Retired
 from tieringd.model.segment import CrossingTransaction
 from tieringd.model.segment_table import SegmentTable
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.unit.model.values import PARTITION, WRITERS, remote_segments
-from tieringd.model.manifest import Gap, PartitionManifest, Replacement
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap, Replacement
 
 if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.model.values import remote, stored
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import (
     live_piece,

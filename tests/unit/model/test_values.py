@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tests.unit.model.values import PARTITION, TOPIC_ID, local, local_log, remote
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition, TopicPartition
 from tieringd.model.segment import SegmentSlice
 

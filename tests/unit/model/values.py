@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from hypothesis import strategies as st
 
 from tieringd.model.local_log import LocalLog, LocalPartition
-from tieringd.model.manifest import Gap, PartitionManifest, Replacement
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap, Replacement
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition, TopicPartition
 from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment

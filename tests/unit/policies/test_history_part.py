@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import manifests, remote, stored
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.history_part import GONE, history_part
 
 THREE = stored(remote(base, base + 9) for base in (0, 10, 20))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.unit.model.values import local_log, remote, stored
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import CrossingTransaction
 from tieringd.policies.lineage import (
@@ -19,6 +20,9 @@ from tieringd.policies.lineage import (
     plan_replacement,
 )
 from tieringd.policies.upload import MissingRange
+
+if TYPE_CHECKING:
+    from tieringd.model.manifest import PartitionManifest
 
 OLD, NEW = 6, 8
 """The epochs of the leader that uploaded the archive, and of the one that looks at it."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import TIME_MS, local_log, remote, stored
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.local_retention import (
     LocalRetentionTarget,
     TrimPlan,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import PARTITION, remote
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction
 from tieringd.policies.epoch_history import epoch_at

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import local, local_log
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.pinning import (
     Pin,
     PinnedLog,

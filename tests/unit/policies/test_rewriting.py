@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.model.values import remote, stored
 from tieringd.formats.segment_scan import SegmentScanner
-from tieringd.model.manifest import Gap, Replacement
+from tieringd.model.manifest_parts import Gap, Replacement
 from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.local_retention import retention_time_ms
 from tieringd.policies.rewriting import Remainder, plan_rewrites, rewritten_segment

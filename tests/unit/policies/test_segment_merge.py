@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.model.values import PARTITION, remote, stored
-from tieringd.model.manifest import Gap, PartitionManifest, Replacement
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap, Replacement
 from tieringd.policies.segment_merge import (
     ALONE,
     FAILED,

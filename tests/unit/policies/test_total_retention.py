@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.model.values import TIME_MS, local_log, remote, stored
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.total_retention import (
     TotalRetention,

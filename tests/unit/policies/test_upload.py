@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tests.unit.model.values import PARTITION, TIME_MS, local, local_log, remote, stored
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.upload import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.model.values import local_log, remote, stored
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.total_retention import TotalRetention, plan_total_retention
 from tieringd.policies.user_deletion import users_start
 

@@ -13,7 +13,7 @@ from tests.unit.services.spilling import filled, make_parts_small
 from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.history_part import GONE
 from tieringd.services.history import LINKS_MAX, LOOK_AGAIN_MS, History
 from tieringd.services.log_reader import LogReader

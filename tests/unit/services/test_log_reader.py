@@ -10,7 +10,7 @@ from tests.fakes.archive import archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.services.log_reader import EXPIRED, LogReader
 
 

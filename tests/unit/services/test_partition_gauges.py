@@ -9,7 +9,8 @@ import pytest
 
 from tests.fakes.topics import topic_config
 from tests.unit.model.values import PARTITION, TIME_MS, local_log, remote, stored
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
 from tieringd.policies.upload import UploadLimits, plan_uploads
 from tieringd.services.observation import Observation

@@ -16,7 +16,8 @@ from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import check_crc, parse_header
-from tieringd.model.manifest import Gap, PartitionManifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.services import partition_reader
 from tieringd.services.chunk_download import DownloadLimits

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.fakes.log_writer import LogWriter, _Segment
 from tieringd.broker.pins import PinDirectory
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.pinning import judged
 from tieringd.services.observation import Observation
 from tieringd.services.pinner import PinLook, Pinner

@@ -24,7 +24,7 @@ from tieringd.formats.checkpoints import parse_epoch_checkpoint
 from tieringd.formats.index_files import parse_transaction_index
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix, spillover_prefix
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import IndexEntry, SegmentIndex, SegmentSlice
 from tieringd.model.spilling import part_to_spill, spilled

@@ -11,7 +11,7 @@ from tieringd.errors import BrokerUnavailable, ObjectNotFound
 from tieringd.formats.compression import Codec
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.recovery_mark import RecoveryMark
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.services import republisher
 from tieringd.services.republisher import Republisher, first_codec
 

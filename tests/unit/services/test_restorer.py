@@ -20,7 +20,7 @@ from tieringd.formats.index_files import parse_transaction_index
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.producer_snapshot import EMPTY_PRODUCER_SNAPSHOT
 from tieringd.formats.record_batch import parse_header
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import BrokerIndexes
 from tieringd.policies.restore import RestoreLimits, plan_restore

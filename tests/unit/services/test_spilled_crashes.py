@@ -25,7 +25,7 @@ from tests.unit.services.spilling import (
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
-from tieringd.model.manifest import Retired
+from tieringd.model.manifest_parts import Retired
 from tieringd.model.partition import Leadership
 from tieringd.policies.total_retention import TotalRetention
 from tieringd.services.archive_retention import ArchiveRetention

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     from tieringd.cli.demo.journal import PartitionJournal
     from tieringd.cli.demo.view import PartitionView
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.formats.records import Record
     from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from rich.live import Live
 from tieringd.cli.demo.comparison import Comparison, compare
 from tieringd.cli.demo.view import look, table
 from tieringd.config import load_config
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.errors import TieringError
 from tieringd.metrics import Metrics
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tieringd.cli.demo.journal import Journal
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
 
 _REFRESH_SECONDS = 0.5
 _PLAIN_REFRESH_SECONDS = 5.0

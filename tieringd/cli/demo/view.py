@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tieringd.cli.demo.journal import Journal
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicPartition

@@ -26,7 +26,7 @@ from tieringd.cli.recover.options import (
     checked_pattern,
 )
 from tieringd.cli.recover.selection import LISTED, Wanted, listing, matching
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.policies.restore import RestoreLimits
 from tieringd.policies.topic_recovery import Renaming

@@ -12,7 +12,7 @@ from tieringd.cli.recover.options import Validation
 from tieringd.cli.recover.progress import ByteProgress
 from tieringd.cli.recover.selection import Wanted, matching_once
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
-from tieringd.daemon.assembly import opened_archive
+from tieringd.daemon.archive import opened_archive
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.catalog import ArchivedTopic
     from tieringd.config import Config
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.restorer import RestoredPartition

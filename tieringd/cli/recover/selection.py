@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.daemon.assembly import Archive
+    from tieringd.daemon.archive import Archive
     from tieringd.formats.object_keys import TopicKey
 
 LISTED = (

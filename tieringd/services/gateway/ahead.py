@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.services.gateway.answers import Answer
+    from tieringd.services.gateway.answer import Answer
     from tieringd.services.gateway.archive_answers import ArchiveAnswers
     from tieringd.services.gateway.pending import PendingRequest
     from tieringd.services.gateway.responses import Question

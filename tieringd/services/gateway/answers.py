@@ -9,14 +9,14 @@ tries again: the broker's own answer would make it skip what is archived.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 from kio.schema.errors import ErrorCode
 
 from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed, readdressed, rebuilt
+from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed, rebuilt
 from tieringd.formats.kafka_wire.fetch_request import asked_of
 from tieringd.formats.kafka_wire.messages import (
     decode_request,
@@ -25,6 +25,7 @@ from tieringd.formats.kafka_wire.messages import (
     response_module,
 )
 from tieringd.formats.kafka_wire.request_header import Api
+from tieringd.services.gateway.answer import Answer
 from tieringd.services.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -37,11 +38,10 @@ from tieringd.services.gateway.archive_answers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from uuid import UUID
 
     from tieringd.formats.kafka_wire.fetch_request import AskedFetch
-    from tieringd.formats.kafka_wire.pieces import Piece
     from tieringd.formats.kafka_wire.request_header import RequestHead
     from tieringd.services.gateway.archive_answers import (
         ArchiveAnswers,
@@ -58,23 +58,6 @@ _ONLY_ARCHIVED: Final = frozenset({LATEST_TIERED, EARLIEST_PENDING_UPLOAD})
 _SPECIAL: Final = _ONLY_ARCHIVED | {EARLIEST, MAX_TIMESTAMP}
 _UNKNOWN: Final = -1
 _READ_COMMITTED: Final = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What goes to the client in place of the broker's response."""
-
-    pieces: tuple[Piece, ...]
-    release: Callable[[], None]
-    """To be called once, when the pieces were sent or given up."""
-    archived: bool
-    """False when they are the broker's own bytes."""
-    onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
-    """Of a Fetch: how all of its partitions go on, when all of them will be read from the archive again."""
-
-    def addressed_to(self, correlation_id: int) -> Answer:
-        """Return it as the answer to another request that asks the same."""
-        return replace(self, pieces=readdressed(self.pieces, correlation_id))
 
 
 def _nothing() -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from tieringd.errors import LocalFileError
-    from tieringd.services.gateway.answers import Answer
+    from tieringd.services.gateway.answer import Answer
     from tieringd.services.gateway.archive_answers import ArchiveAnswers
     from tieringd.services.gateway.budget import ByteBudget
     from tieringd.services.gateway.responses import Question

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.services.gateway.answers import Answer
+    from tieringd.services.gateway.answer import Answer
     from tieringd.services.gateway.budget import ByteBudget
 
 MAX_REQUESTS: Final = 256

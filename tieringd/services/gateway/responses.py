@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tieringd.formats.kafka_wire.fetch_walk import FetchedPartition
-    from tieringd.services.gateway.answers import Answer
+    from tieringd.services.gateway.answer import Answer
     from tieringd.services.gateway.budget import ByteBudget
     from tieringd.services.gateway.pending import PendingRequest, PendingRequests
 

@@ -10,7 +10,7 @@ import structlog
 from tieringd.errors import DataLossError
 
 if TYPE_CHECKING:
-    from tieringd.model.manifest import Gap
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import TopicPartition
 
 log = structlog.get_logger(__name__)

@@ -15,7 +15,8 @@ from tieringd.storage.at_once import at_once
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import TopicPartition
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.source.data_loss import LossRule

@@ -28,7 +28,7 @@ from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.formats.record_batch import check_crc, parse_header
 from tieringd.metrics import Metrics
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.services.archive_endpoint import fetch
 
 LONG = milliseconds(20_000)

@@ -32,7 +32,7 @@ from tieringd.formats.kafka_wire.fetch_walk import FetchResponseWalk
 from tieringd.formats.kafka_wire.request_header import Api, RequestHead
 from tieringd.services.gateway import ahead as ahead_module
 from tieringd.services.gateway.ahead import PERMIT_SECONDS, FetchAhead
-from tieringd.services.gateway.answers import Answer
+from tieringd.services.gateway.answer import Answer
 from tieringd.services.gateway.archive_answers import Onward
 from tieringd.services.gateway.budget import ByteBudget
 from tieringd.services.gateway.frames import SCRATCH_BYTES

@@ -13,7 +13,7 @@ from tests.unit.services.scrub.buckets import Bucket
 from tieringd.errors import StorageDenied
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar, encode_sidecar
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import BrokerIndexes
 from tieringd.model.segment_table import SegmentTable
 

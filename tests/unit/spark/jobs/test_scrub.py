@@ -14,7 +14,7 @@ from tests.unit.spark.jobs.shelf import spread
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import index_key, manifest_key, owner_of
-from tieringd.model.manifest import Retired
+from tieringd.model.manifest_parts import Retired
 from tieringd.policies import spillover as policy
 from tieringd.spark.jobs.scrub import look_at, scrubbed
 from tieringd.spark.jobs.segment_tasks import plan_segment_tasks

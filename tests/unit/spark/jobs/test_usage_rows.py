@@ -11,7 +11,7 @@ import pytest
 from tests.unit.spark.jobs.shelf import DAY_MS
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import manifest_key
-from tieringd.model.manifest import Retired
+from tieringd.model.manifest_parts import Retired
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_expired
 from tieringd.policies import spillover as policy

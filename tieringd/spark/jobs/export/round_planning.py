@@ -14,7 +14,8 @@ from tieringd.spark.jobs.export.plan import losses, portions_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
-    from tieringd.model.manifest import Gap, PartitionManifest
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.spark.bucket import Bucket

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.dying_store import Killed
 from tests.support.exports import ArchivedLogs, ParquetDirectory, exported
 from tieringd.errors import TieringError
-from tieringd.model.manifest import Gap
+from tieringd.model.manifest_parts import Gap
 from tieringd.spark.jobs.export.job import report_of
 from tieringd.spark.jobs.report import Table
 

@@ -1,0 +1,84 @@
+"""An open archive: the parts that need the bucket and no broker; daemons and commands are built on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.catalog import Catalog
+from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.record_reader import RecordReader
+from tieringd.daemon.beside import layout_of
+from tieringd.daemon.clock import wall_clock_ms
+from tieringd.policies.upload_control import UploadPace
+from tieringd.services.history import History
+from tieringd.services.remote_log import RemoteLog
+from tieringd.services.upload_gate import UploadGate
+from tieringd.services.verifier import Verifier
+from tieringd.storage.opening import StoreCheck, max_connections, opened_store
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from tieringd.broker.layout import Layout
+    from tieringd.config import Config
+    from tieringd.metrics import Metrics
+    from tieringd.storage.resilient import ResilientStore
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """The parts that need only the bucket."""
+
+    store: ResilientStore
+    check_store: Callable[[], Awaitable[None]]
+    manifests: ManifestStore
+    remote_log: RemoteLog
+    gate: UploadGate
+    """At full pace until a controller sets another."""
+    layout: Layout
+    catalog: Catalog
+    reader: ArchiveReader
+    records: RecordReader
+    verifier: Verifier
+    history: History
+
+
+def max_uploads(config: Config) -> int:
+    """Return how many uploads may run at once: each holds a connection and a thread, which run out first."""
+    return min(max_connections(config), 4 * (os.cpu_count() or 1))
+
+
+@asynccontextmanager
+async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "0") -> AsyncIterator[Archive]:
+    """Open the bucket for the time of the context; *writer_id* matters only to those who write."""
+    async with opened_store(config, metrics) as store:
+        manifests = ManifestStore(store, writer_id=writer_id, now_ms=wall_clock_ms)
+        layout = layout_of(config)
+        gate = UploadGate(UploadPace(max_uploads(config), None), timers=asyncio.get_running_loop())
+        remote_log = RemoteLog(
+            store,
+            manifests,
+            writer_id=writer_id,
+            now_ms=wall_clock_ms,
+            gate=gate,
+            layout=layout,
+        )
+        reader = ArchiveReader(store)
+        yield Archive(
+            store=store,
+            check_store=StoreCheck(config, store),
+            manifests=manifests,
+            remote_log=remote_log,
+            gate=gate,
+            layout=layout,
+            catalog=Catalog(store, manifests),
+            reader=reader,
+            records=RecordReader(remote_log, reader, manifests.spillovers),
+            verifier=Verifier(store, manifests.spillovers),
+            history=History(store, manifests, now_ms=wall_clock_ms),
+        )

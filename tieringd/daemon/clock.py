@@ -1,0 +1,10 @@
+"""The time, as manifests tell it."""
+
+from __future__ import annotations
+
+import time
+
+
+def wall_clock_ms() -> int:
+    """Return the time in milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
