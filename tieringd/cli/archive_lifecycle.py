@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from tieringd.cli.human import time_text
 from tieringd.cli.options import ConfigFile, loaded, run_async
+from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
@@ -34,8 +34,7 @@ def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
     nothing is deleted.
     """
     settings = loaded(config)
-    now_ms = time.time_ns() // 1_000_000
-    run_async(_change(settings, topic, topic_id, partial(ordered_to_go, now_ms=now_ms)))
+    run_async(_change(settings, topic, topic_id, partial(ordered_to_go, now_ms=wall_clock_ms())))
     grace = settings.cloud_storage_topic_purge_grace_period_ms / 1000
     typer.echo(
         f"the archive of {topic} ({topic_id}) is deleted in {grace:g} s or later, by the next daemon that "
@@ -45,8 +44,7 @@ def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
 
 def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
     """Keep the archive of a deleted topic after all, while its grace runs."""
-    now_ms = time.time_ns() // 1_000_000
-    run_async(_change(loaded(config), topic, topic_id, partial(taken_back, now_ms=now_ms)))
+    run_async(_change(loaded(config), topic, topic_id, partial(taken_back, now_ms=wall_clock_ms())))
     typer.echo(f"the archive of {topic} ({topic_id}) is kept until `tieringd archive delete`")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import time
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
+from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import opened_archive
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
@@ -205,14 +205,14 @@ async def _purge(
 
     claimed = [
         await source.manifests.change_topic(
-            one.key, partial(topic_lifecycle.moved_away, now_ms=_now_ms(), by=by)
+            one.key, partial(topic_lifecycle.moved_away, now_ms=wall_clock_ms(), by=by)
         )
         for one in topics
     ]
     claimed += [
         await source.manifests.change_topic(
             one.key,
-            partial(topic_lifecycle.purge_resumed, now_ms=_now_ms(), by=by, also_from=COPY_WRITER),
+            partial(topic_lifecycle.purge_resumed, now_ms=wall_clock_ms(), by=by, also_from=COPY_WRITER),
         )
         for one in half_purged
     ]
@@ -222,13 +222,9 @@ async def _purge(
             pass
     for one in claimed:
         await source.manifests.change_topic(
-            one.key, partial(topic_lifecycle.finished, now_ms=_now_ms(), by=by)
+            one.key, partial(topic_lifecycle.finished, now_ms=wall_clock_ms(), by=by)
         )
     return len(claimed)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _tell(step: str, copied: PartitionCopy) -> None:

@@ -19,8 +19,8 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
+from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import opened_archive
-from tieringd.daemon.clock import wall_clock_ms
 from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import owner_of

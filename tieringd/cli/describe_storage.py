@@ -23,7 +23,7 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.cli.topic_look import PartitionLook, TopicLook, look_at_topic
-from tieringd.daemon.clock import wall_clock_ms
+from tieringd.clock import wall_clock_ms
 from tieringd.policies.limit_wording import span
 from tieringd.policies.total_retention import total_bytes
 

@@ -19,8 +19,8 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.cli.topic_look import PartitionLook, TopicLook, look_at_topic
+from tieringd.clock import wall_clock_ms
 from tieringd.daemon.assembly import upload_limits
-from tieringd.daemon.clock import wall_clock_ms
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.explanation import explain, why_idle

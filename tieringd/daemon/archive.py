@@ -12,8 +12,8 @@ from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
+from tieringd.clock import wall_clock_ms
 from tieringd.daemon.beside import layout_of
-from tieringd.daemon.clock import wall_clock_ms
 from tieringd.policies.upload_control import UploadPace
 from tieringd.services.history import History
 from tieringd.services.remote_log import RemoteLog

@@ -19,9 +19,9 @@ from urllib.parse import quote
 import structlog
 
 from tieringd.broker.pins import PinDirectory, pin_root
+from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import Archive, max_uploads, opened_archive
 from tieringd.daemon.beside import opened_broker
-from tieringd.daemon.clock import wall_clock_ms
 from tieringd.daemon.disks import DiskParts, disk_parts
 from tieringd.daemon.gateway import Gateway, ReadCache, gateway_of
 from tieringd.daemon.housekeeping import HousekeepingParts, housekeeping_of

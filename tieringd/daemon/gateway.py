@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tieringd.cache.directory import CacheDirectory
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import ConfigError
 from tieringd.services.cache_keeper import CacheKeeper
 from tieringd.services.cache_settings import hydration_limits, keeper_settings
@@ -44,7 +45,7 @@ class ReadCache:
         self._has_logs = _is_one_disk(directory, config)
         cache = CacheDirectory(
             directory,
-            now_ms=lambda: time.time_ns() // 1_000_000,
+            now_ms=wall_clock_ms,
             buckets=config.cloud_storage_cache_num_buckets,
             walk_concurrency=config.cloud_storage_cache_trim_walk_concurrency,
         )

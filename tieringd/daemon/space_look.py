@@ -11,9 +11,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tieringd.broker.disk_use import directory_uses
+from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
-from tieringd.daemon.clock import wall_clock_ms
 from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
 from tieringd.policies.disk_areas import plan_spaces

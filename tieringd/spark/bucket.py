@@ -12,7 +12,6 @@ import asyncio
 import atexit
 import os
 import threading
-import time
 from concurrent.futures import wait
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +21,7 @@ from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
 from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.clock import wall_clock_ms
 from tieringd.metrics import Metrics
 from tieringd.model.segment import JOB_PREFIX
 from tieringd.storage.opening import opened_store
@@ -62,7 +62,7 @@ class Bucket:
         except BaseException:
             self._stop()
             raise
-        self.manifests = ManifestStore(self.store, writer_id=writer_id, now_ms=now_ms)
+        self.manifests = ManifestStore(self.store, writer_id=writer_id, now_ms=wall_clock_ms)
         self.spillovers = self.manifests.spillovers
         self.catalog = Catalog(self.store, self.manifests)
         self.indexes = SegmentIndexes(self.store)
@@ -119,11 +119,6 @@ async def _next(items: AsyncGenerator[T]) -> tuple[T] | None:
         return (await anext(items),)
     except StopAsyncIteration:
         return None
-
-
-def now_ms() -> int:
-    """Return the time in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 _open: list[tuple[int, Bucket]] = []

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from bisect import bisect_right
 from collections import deque
 from contextlib import asynccontextmanager
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c as crc32c_of
 
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed
 from tieringd.storage.base import FileSlice, IfVersion, Joined, ListPage, ObjectInfo
 from tieringd.storage.slices import truncated
@@ -82,7 +82,7 @@ class MemoryStore:
     def add(self, key: str, data: bytes) -> ObjectInfo:
         """Store an object at once, without waiting, failing or being counted: for set-up."""
         self._writes += 1
-        info = ObjectInfo(key, len(data), str(self._writes), crc32c_of(data), time.time_ns() // 1_000_000)
+        info = ObjectInfo(key, len(data), str(self._writes), crc32c_of(data), wall_clock_ms())
         self._objects[key] = (data, info)
         return info
 

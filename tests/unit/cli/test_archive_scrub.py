@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from tests.unit.cli.commands import TOPIC, invoked
-from tieringd.daemon.clock import wall_clock_ms
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import ConfigError, ObjectNotFound
 
 

@@ -15,6 +15,7 @@ from hashlib import blake2b, sha256
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from tieringd.clock import wall_clock_ms
 from tieringd.formats.checkpoints import encode_epoch_checkpoint, encode_partition_metadata
 from tieringd.formats.compression import Codec
 from tieringd.formats.log_names import FileKind, encode_file_name
@@ -96,7 +97,7 @@ class PartitionWriter:
         return NewRecord(
             value,
             key=None if number % 16 == 0 else b"customer-%d" % (number % 1000),
-            timestamp_ms=time.time_ns() // 1_000_000,
+            timestamp_ms=wall_clock_ms(),
             headers=[("trace", number.to_bytes(4, "big"))],
         )
 

@@ -17,9 +17,9 @@ from tieringd.broker.kafka_target import TargetCluster
 from tieringd.cli.recover.progress import RecordProgress
 from tieringd.cli.recover.selection import matching_once, repeated
 from tieringd.cli.recover.validation import MISSING, missing, validated
+from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import kafka_settings
-from tieringd.daemon.clock import wall_clock_ms
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.metrics import Metrics

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Final
 from pyspark import StorageLevel
 from pyspark.sql import functions as sql
 
+from tieringd.clock import wall_clock_ms
 from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.policies.rewriting import Remainder, plan_rewrites
 from tieringd.policies.segment_merge import job_limit_offset
-from tieringd.spark.bucket import bucket_of, now_ms
+from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
 from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
@@ -106,7 +107,7 @@ def compact(
         StorageUnavailable: The store is away; likewise.
         TaskFailed: An executor could not do its part; likewise.
     """
-    bucket, outcome, began_at_ms = bucket_of(config), Outcome(), now_ms()
+    bucket, outcome, began_at_ms = bucket_of(config), Outcome(), wall_clock_ms()
     chosen = bucket.run(chosen_partitions(bucket, topics))
     outcome.faults += chosen.faults
     options = options or CompactOptions()

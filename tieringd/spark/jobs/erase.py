@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.erasure_record import (
     ErasedPartition,
@@ -34,7 +35,7 @@ from tieringd.formats.object_keys import (
     parse_quarantined_key,
 )
 from tieringd.model.segment import REWRITER_PREFIX
-from tieringd.spark.bucket import bucket_of, now_ms
+from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
 from tieringd.spark.jobs.progress import silent, watched
@@ -134,7 +135,7 @@ def erase(
     if not requested_by.strip():
         raise ConfigError("nobody is named who asks for this", hint="The record of the erasure needs a name")
     bucket, job_id = bucket_of(config), secrets.token_hex(8)
-    request = ErasureRequest(job_id, now_ms(), requested_by, reason, tuple(topics), fingerprints(keys))
+    request = ErasureRequest(job_id, wall_clock_ms(), requested_by, reason, tuple(topics), fingerprints(keys))
     chosen = bucket.run(chosen_partitions(bucket, topics))
     _store_record(bucket, request, encode_erasure_request(request), is_done=False)
 
@@ -152,7 +153,7 @@ def erase(
     named = [one.partition for one in chosen.partitions]
     deleted_at_ms = bucket.run(_deleted_at_ms(bucket, named, outcome, after_ms=delete_after_ms))
     done = ErasureOutcome(
-        now_ms(),
+        wall_clock_ms(),
         tuple(_erased(one, config.archive_delete_delay_ms) for one in outcome.swapped),
         deleted_at_ms,
         tuple(outcome.faults),
@@ -191,7 +192,7 @@ async def _deleted_at_ms(
         return None
     known = len(outcome.faults)
     await delete_replaced(bucket, partitions, outcome, after_ms=after_ms)
-    return now_ms() if after_ms == 0 and len(outcome.faults) == known else None
+    return wall_clock_ms() if after_ms == 0 and len(outcome.faults) == known else None
 
 
 def _store_record(bucket: Bucket, request: ErasureRequest, data: bytes, *, is_done: bool) -> None:

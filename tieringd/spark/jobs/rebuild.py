@@ -20,11 +20,12 @@ from tieringd.archive.rebuild.recorded_rewritings import recorded_rewritings
 from tieringd.archive.rebuild.standing import PartitionStanding, Standing, standing_of
 from tieringd.archive.rebuild.stored_segments import Unusable
 from tieringd.archive.scrub.owners import Owners
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.object_keys import TopicKey, data_key, topic_key
 from tieringd.model.segment import JOB_PREFIX
 from tieringd.policies.manifest_rebuild import RebuildPlan, kept_from, plan_rebuild, rebuilt_manifest
-from tieringd.spark.bucket import bucket_of, now_ms
+from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.rebuild_report import RebuiltPartition, RebuiltTopic, rebuild_report
 from tieringd.spark.jobs.rebuild_tasks import (
@@ -117,7 +118,7 @@ class Rebuild:
             bucket.store,
             bucket.manifests,
             writer_id=JOB_PREFIX,
-            now_ms=now_ms,
+            now_ms=wall_clock_ms,
             target_bytes=config.cloud_storage_target_manifest_size_bytes,
         )
 
@@ -256,7 +257,7 @@ class Rebuild:
 
     def _manifest(self, plan: RebuildPlan, before: PartitionStanding) -> PartitionManifest:
         return rebuilt_manifest(
-            before.partition, plan, gap_reason=GAP_REASON, now_ms=now_ms(), known=before.known
+            before.partition, plan, gap_reason=GAP_REASON, now_ms=wall_clock_ms(), known=before.known
         )
 
     async def _topics(
@@ -272,7 +273,7 @@ class Rebuild:
             partitions = by_topic[key]
             count = 1 + max(one.partition for one in partitions)
             times = [listed[one].oldest_ms for one in partitions]
-            created_at_ms = min((one for one in times if one is not None), default=now_ms())
+            created_at_ms = min((one for one in times if one is not None), default=wall_clock_ms())
             try:
                 is_needed = await self._writer.ensure_topic(
                     key, partition_count=count, created_at_ms=created_at_ms, write=self._options.write

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.archive.scrub.segment_look import SegmentLooker
 from tieringd.archive.scrub.survey import Surveyor
-from tieringd.spark.bucket import bucket_of, now_ms
+from tieringd.clock import wall_clock_ms
+from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.report import Report, Table
 from tieringd.spark.jobs.segment_tasks import plan_segment_tasks
@@ -112,7 +113,7 @@ def scrubbed(
         bucket.manifests,
         is_wanted=is_chosen_by(topics),
         grace_ms=config.archive_orphan_grace_ms,
-        now_ms=now_ms,
+        now_ms=wall_clock_ms,
     )
     survey = bucket.run(surveyor.survey(with_orphans=with_orphans))
     # What is damaged may be what is missing.

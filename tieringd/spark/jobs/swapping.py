@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from tieringd.archive.retired_objects import delete_retired
 from tieringd.archive.segment_swap import SegmentSwap
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.spark.bucket import now_ms
 from tieringd.spark.jobs.report import Table
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ async def swap(
     segment_swap = SegmentSwap(
         bucket.store,
         bucket.manifests,
-        now_ms=now_ms,
+        now_ms=wall_clock_ms,
         target_manifest_bytes=bucket.config.cloud_storage_target_manifest_size_bytes,
     )
 
@@ -162,7 +162,7 @@ async def delete_replaced(
     bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome, *, after_ms: int
 ) -> None:
     """Delete the objects of what left these partitions' manifests at least *after_ms* ago."""
-    until_ms = now_ms() - after_ms
+    until_ms = wall_clock_ms() - after_ms
     for partition in partitions:
         try:
             deleted = await delete_retired(

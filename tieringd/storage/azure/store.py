@@ -23,12 +23,12 @@ import asyncio
 import base64
 import hashlib
 import os
-import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c as crc32c_of
 
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import ChecksumRejected, ObjectNotFound, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.crc32c_combine import combined_crc32c
 from tieringd.storage.azure.body import CheckedBody, md5_of
@@ -326,7 +326,7 @@ def _info(key: str, headers: Mapping[str, str], *, size_bytes: int) -> ObjectInf
 
 def _modified_ms(headers: Mapping[str, str]) -> int:
     moment = headers.get("Last-Modified")
-    return parse_date_ms(moment) if moment else time.time_ns() // 1_000_000
+    return parse_date_ms(moment) if moment else wall_clock_ms()
 
 
 def _base64(data: bytes) -> str:

@@ -6,10 +6,10 @@ Nothing is asked here: the store asks, and `s3_errors` reads what went wrong.
 
 from __future__ import annotations
 
-import time
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import StorageUnavailable
 from tieringd.storage.base import ObjectInfo
 from tieringd.storage.receive import receive
@@ -64,7 +64,7 @@ def milliseconds(moment: Any) -> int:
 def answered_at_ms(answer: dict[str, Any]) -> int:
     """Return the server's clock where it tells (a PUT's answer has no modification time), else ours."""
     date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
-    return milliseconds(parsedate_to_datetime(date)) if date else time.time_ns() // 1_000_000
+    return milliseconds(parsedate_to_datetime(date)) if date else wall_clock_ms()
 
 
 def status_of(error: StorageError) -> int:

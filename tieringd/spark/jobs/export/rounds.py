@@ -11,8 +11,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.spark.bucket import now_ms
 from tieringd.spark.jobs.export.round_planning import begun_round, next_round, replaced_since
 from tieringd.spark.jobs.export.state import continued
 from tieringd.spark.jobs.export.work import Work
@@ -60,7 +60,7 @@ def export_topic(
     *,
     archive: Callable[[], Bucket],
     run: Runner,
-    clock: Callable[[], int] = now_ms,
+    clock: Callable[[], int] = wall_clock_ms,
 ) -> TopicOutcome:
     """
     Export what of a topic is in the archive and not yet in *target*; an error is part of the outcome.

@@ -1,4 +1,4 @@
-"""The time, as manifests tell it."""
+"""The time of day, in the unit that manifests and policies have it in."""
 
 from __future__ import annotations
 
