@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from tests.e2e.archives import archived_manifest, assert_whole, closed_segments, stored_segments
@@ -35,7 +37,10 @@ def test_store_outage_is_said_and_caught_up(store_config, seaweedfs, objects, to
         daemon.until(lambda: daemon.get("/readyz")[0] == 200, "the daemon is ready")
         seaweedfs.stop()
         try:
+            # It sees all or none of them.
+            daemon.server.pause()
             add_segments(directory, segments=6)
+            daemon.server.resume()
             daemon.until(lambda: daemon.partition(topic)["fault"], "the partition has a fault")
             daemon.until(lambda: daemon.get("/readyz")[0] == 503, "the daemon is not ready")
 
@@ -57,12 +62,14 @@ def test_store_outage_is_said_and_caught_up(store_config, seaweedfs, objects, to
 
 
 def test_daemon_starts_while_its_store_is_silent(store_config, seaweedfs, objects, topic, tmp_path):
-    """A store that does not answer yet is no reason not to start: the daemon waits for it."""
+    """A store that does not answer yet is no reason not to start, nor to end at a reload meanwhile."""
     directory = write_partition(tmp_path / "logs", f"{topic}-0", segments=3)
     seaweedfs.pause()
     try:
         with running_daemon(store_config) as daemon:
+            daemon.send_signal(signal.SIGHUP)
             daemon.until(lambda: daemon.events("topic manifests cannot be read"), "the store is missed")
+            daemon.until(lambda: daemon.events("configuration reloaded"), "the configuration is reloaded")
             assert daemon.get("/readyz")[0] == 503
             assert daemon.events("object store does not answer yet")
             seaweedfs.resume()

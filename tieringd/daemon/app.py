@@ -54,17 +54,19 @@ async def run_daemon(
     """
     keep_arenas_few()
     metrics = Metrics()
-    async with (
-        assembled(config, metrics) as parts,
-        serving(config.admin, metrics, parts.reconciler),
-    ):
-        _report_start(config, parts)
-        _measure_oldest_upload(metrics, parts)
-        await _check_store(parts)
-        reloader = Reloader(config, parts, load=load or (lambda: config), on_change=on_change)
-        stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        with _signals(stop, hurry, hangup), startup_objects_spared():
-            await _run_until_stopped(reloader, parts, stop, hurry, hangup)
+    stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    # The start takes long where a store is silent, and SIGHUP ends a process that has no handler for it.
+    with _on_hangup(hangup.set):
+        async with (
+            assembled(config, metrics) as parts,
+            serving(config.admin, metrics, parts.reconciler),
+        ):
+            _report_start(config, parts)
+            _measure_oldest_upload(metrics, parts)
+            await _check_store(parts)
+            reloader = Reloader(config, parts, load=load or (lambda: config), on_change=on_change)
+            with _stopped_by_signals(stop, hurry), startup_objects_spared():
+                await _run_until_stopped(reloader, parts, stop, hurry, hangup)
     log.info("stopped")
 
 
@@ -76,20 +78,23 @@ async def run_once(config: Config) -> PassResult:
     error of a round that could not look at the broker or the log directories.
     """
     metrics = Metrics()
-    async with assembled(config, metrics) as parts:
-        _report_start(config, parts)
-        await parts.archive.store.list_page("meta/", limit=1)
-        await parts.archive.check_store()
-        stop, hurry = asyncio.Event(), asyncio.Event()
-        with _signals(stop, hurry, None):
-            work = asyncio.create_task(parts.reconciler.run_once())
-            stopper = asyncio.create_task(_stop_on(stop, parts))
-            try:
-                return await work
-            finally:
-                stopper.cancel()
-                with suppress(asyncio.CancelledError):
-                    await stopper
+    # A pass ends soon, and begins with the configuration as it is then.
+    with _on_hangup(lambda: None):
+        async with assembled(config, metrics) as parts:
+            _report_start(config, parts)
+            await parts.archive.store.list_page("meta/", limit=1)
+            await parts.archive.check_store()
+            stop, hurry = asyncio.Event(), asyncio.Event()
+            with _stopped_by_signals(stop, hurry):
+                work = asyncio.create_task(parts.reconciler.run_once())
+                stopper = asyncio.create_task(_stop_on(stop, parts))
+                try:
+                    return await work
+                finally:
+                    stopper.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await stopper
+    raise AssertionError("no context swallows an error")
 
 
 async def _run_until_stopped(
@@ -207,8 +212,8 @@ def _measure_oldest_upload(metrics: Metrics, parts: DaemonParts) -> None:
 
 
 @contextmanager
-def _signals(stop: asyncio.Event, hurry: asyncio.Event, hangup: asyncio.Event | None) -> Iterator[None]:
-    """Let signals set events for the time of the context; without *hangup* SIGHUP does nothing."""
+def _stopped_by_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[None]:
+    """Let signals that ask to stop set events for the time of the context."""
     loop = asyncio.get_running_loop()
 
     def on_signal() -> None:
@@ -216,13 +221,19 @@ def _signals(stop: asyncio.Event, hurry: asyncio.Event, hangup: asyncio.Event | 
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
-    loop.add_signal_handler(signal.SIGHUP, hangup.set if hangup else _ignore)
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
 
-def _ignore() -> None:
-    """Do nothing: one pass ends soon, and begins with the configuration as it is then."""
+@contextmanager
+def _on_hangup(act: Callable[[], object]) -> Iterator[None]:
+    """Call *act* at each SIGHUP for the time of the context."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGHUP)
