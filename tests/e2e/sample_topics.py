@@ -143,4 +143,5 @@ async def write_transactions(kafka: KafkaCluster, topic: str) -> None:
                     await (b.abort_transaction() if step % 16 else b.commit_transaction())
                     await (await _send(plain, topic, 2000 + number))
             await (a.commit_transaction() if turn % 2 else a.abort_transaction())
+    await kafka.until_stable(topic)
     await kafka.produce(topic, [b"end"])

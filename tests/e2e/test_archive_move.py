@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,12 +12,13 @@ import yaml
 from tests.e2e.archives import FileObjects, archived_manifest, assert_whole, read_records
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.daemon import command, run_command, run_json, running_daemon, write_config
+from tests.support.fault_proxy import StallRequest, fault_proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from tests.e2e.archives import Objects
+    from tests.support.fault_proxy import FaultProxy, ProxiedExchange
 
 _VALUES = [bytes([number]) * 100_000 for number in range(35)]
 
@@ -89,16 +89,27 @@ def data_objects(objects: Objects) -> int:
     return sum(key.endswith(".log") for key in objects.keys())  # noqa: SIM118 a method, not a mapping's
 
 
-def killed_when(is_time: Callable[[], bool], *arguments: str) -> None:
-    """Run a `tieringd` command, and kill it as soon as *is_time* says so."""
-    with subprocess.Popen(command(*arguments), stderr=subprocess.DEVNULL) as process:
-        while process.poll() is None and not is_time():
-            time.sleep(0.001)
-        process.kill()
+def through(config: Path, proxy: FaultProxy) -> Path:
+    """Write a configuration that differs from *config* in the way to the bucket."""
+    port = int(proxy.url.rpartition(":")[2])
+    found = yaml.safe_load(config.read_text()) | {"cloud_storage_api_endpoint_port": port}
+    return write_config(config.with_name("through.yaml"), found)
 
 
-@pytest.mark.parametrize("is_closed", [False, True], ids=["while it copies", "once the source is closed"])
-async def test_killed_move_loses_nothing_and_goes_on(kafka, write_kafka_config, objects, topic, is_closed):
+def is_copied(exchange: ProxiedExchange) -> bool:
+    """Say whether a request reads a data object."""
+    return exchange.method == "GET" and exchange.path.partition("?")[0].endswith(".log")
+
+
+def is_deletion(exchange: ProxiedExchange) -> bool:
+    """Say whether a request deletes objects."""
+    return exchange.method == "DELETE" or "?delete" in exchange.path
+
+
+@pytest.mark.parametrize("stalled_at", [is_copied, is_deletion], ids=["while it copies", "at its end"])
+async def test_killed_move_loses_nothing_and_goes_on(
+    kafka, write_kafka_config, objects, topic, *, seaweedfs, stalled_at
+):
     """Every record can be read at every time from one bucket or the other, and the second run ends it."""
     old = write_kafka_config(topics={topic: {"redpanda.remote.write": True}})
     moved = FileObjects(old.with_name("moved"))
@@ -108,17 +119,23 @@ async def test_killed_move_loses_nothing_and_goes_on(kafka, write_kafka_config, 
     assert run_command("run", "--once", "--config", str(old)).returncode == 0
     manifest, segments = archived_manifest(objects, topic), data_objects(objects)
     wanted = (await consumed(kafka, topic, "read_uncommitted"))[: manifest.next_offset]
-    options = ("archive", "move", "--to", str(new), "--config", str(old), "--delete-source", "--deep")
+    options = ("archive", "move", "--to", str(new), "--delete-source", "--deep", "--config")
 
-    def is_time() -> bool:
-        return archived_manifest(objects, topic).is_closed if is_closed else data_objects(moved) >= 2
-
-    await asyncio.to_thread(killed_when, is_time, *options)
+    async with fault_proxy(seaweedfs.endpoint_url) as proxy:
+        proxy.spoil(StallRequest(), where=stalled_at)
+        process = await asyncio.create_subprocess_exec(
+            *command(*options, str(through(old, proxy))), stderr=subprocess.DEVNULL
+        )
+        async with asyncio.timeout(60):
+            await proxy.stalled.wait()
+        process.kill()
+        await process.wait()
+    is_closed = stalled_at is is_deletion
     assert data_objects(objects) == segments
     assert archived_manifest(objects, topic).is_closed == is_closed
     assert read_records(new if is_closed else old, topic) == wanted
 
-    outcome = run_json(*options)
+    outcome = run_json(*options, str(old))
     assert outcome["faults"] == []
     assert data_objects(objects) == 0
     assert data_objects(moved) == segments

@@ -34,8 +34,12 @@ def base_of_active(directory: Path) -> int:
 
 
 def names_of_others(log_dir: Path, topic: str) -> set[str]:
-    """Return what lies in a log directory besides the partitions of *topic*."""
-    return {path.name for path in log_dir.iterdir() if not path.name.startswith(topic)}
+    """Return what lies in a log directory besides the partitions of *topic*, and what Kafka writes now."""
+    return {
+        path.name
+        for path in log_dir.iterdir()
+        if not path.name.startswith(topic) and not path.name.endswith("-checkpoint.tmp")
+    }
 
 
 async def test_retention_during_an_outage_loses_nothing_with_pins(

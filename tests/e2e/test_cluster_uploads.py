@@ -101,7 +101,8 @@ async def test_open_transaction_holds_its_partition_back_and_says_so(brokers, da
     leader = daemons[1]
     async with (
         brokers.producer(transactional_id=f"{topic}-short") as short,
-        brokers.producer(transactional_id=f"{topic}-long") as long,
+        # It stays open until all is seen of it.
+        brokers.producer(transactional_id=f"{topic}-long", transaction_timeout_ms=300_000) as long,
     ):
         await brokers.produce(topic, [b"plain"] * 3)
         await short.begin_transaction()
@@ -129,6 +130,7 @@ async def test_open_transaction_holds_its_partition_back_and_says_so(brokers, da
         await short.begin_transaction()
         await short.send_and_wait(topic, b"aborted as well", partition=0)
         await short.abort_transaction()
+    await brokers.until_stable(topic)
     last_offset = await brokers.produce(topic, [b"end"])
     leader.until_next_offset(topic, last_offset + 1)
     leader.until(lambda: held_seconds(leader, topic) == 0, "the metric shows nothing")

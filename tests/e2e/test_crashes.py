@@ -8,6 +8,8 @@ import signal
 import time
 from datetime import datetime
 
+import pytest
+
 from tests.e2e.archives import (
     FileObjects,
     archived_bytes,
@@ -81,6 +83,7 @@ def moment_of(event) -> datetime:
     return datetime.fromisoformat(event["timestamp"])
 
 
+@pytest.mark.timeout(900)
 def test_twenty_kills_during_uploads_lose_and_double_nothing(tmp_path):
     """Whenever the process is killed, the archive is a sound prefix; the next runs complete it."""
     log_dir, archive = tmp_path / "logs", tmp_path / "archive"

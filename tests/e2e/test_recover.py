@@ -222,8 +222,9 @@ async def test_java_consumer_goes_on_after_the_next_leader(fresh, aged):
             while len(read) < len(aged.values):
                 line = (await process.stdout.readline()).rstrip()
                 read += [line] if line in known else []
-            await fresh.restart()
-            await fresh.produce(aged.topic, [b"new"])
+        await fresh.restart()
+        await fresh.produce(aged.topic, [b"new"])
+        async with asyncio.timeout(90):
             while read[-1] != b"new":
                 line = (await process.stdout.readline()).rstrip()
                 assert process.returncode is None

@@ -163,7 +163,7 @@ async def test_killed_recovery_goes_on_where_it_ended(target, large, topic):
     await process.wait()
     seconds = 1.5
     while (ended := killed_after(seconds, arguments)) is None:
-        seconds += 0.3
+        seconds *= 1.25
     assert ended == 0
     rows = run_json(*arguments)
     assert [(row["records"], row["new_records"]) for row in rows] == [(_BATCHES * _PER_BATCH, 0)] * 2

@@ -49,7 +49,10 @@ def freeze(seaweedfs, topic, directory):
     def freeze(daemon: Daemon) -> None:
         daemon.until_next_offset(topic, RECORDS)
         seaweedfs.pause()
+        # It sees both or none of them.
+        daemon.server.pause()
         add_segments(directory, segments=2, value_bytes=50_000)
+        daemon.server.resume()
         daemon.until(
             lambda: daemon.metric("tieringd_oldest_upload_in_flight_seconds") > 0, "an upload is in flight"
         )

@@ -20,6 +20,8 @@ _DISK_BYTES = 96 << 20
 _VALUE_BYTES = 64 << 10
 _COUNT = 3 * _DISK_BYTES // _VALUE_BYTES
 _BATCH = 64
+_LAG = 4 * _BATCH
+"""Records that the archive may be behind: 16 MiB."""
 SMALL_SEGMENTS = {"segment.bytes": str(1 << 20), "retention.ms": "-1", "file.delete.delay.ms": "100"}
 
 
@@ -68,6 +70,10 @@ async def test_broker_whose_disk_is_too_small_never_fills_it(cluster, config, to
             most_used = max(most_used, 1 - found.f_bavail / found.f_blocks)
             # About as fast as the store takes it: a producer that is faster is degraded mode's business.
             await asyncio.sleep(0.2)
+            wanted = first + _BATCH - _LAG
+            daemon.until(
+                lambda at=wanted: (daemon.next_offset(topic) or 0) >= at, "the archive is not far behind"
+            )
         daemon.until(
             lambda: (daemon.metric("tieringd_space_log_bytes") or 0) <= 0.45 * _DISK_BYTES,
             "the logs are within their area",

@@ -65,6 +65,7 @@ async def test_trim_moves_the_log_start_and_leaves_no_gap(kafka, config, objects
         daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
         # The broker deletes the files at its next look.
         daemon.until(lambda: min(closed_segments(directory)) > 0, "the broker has deleted the files")
+        daemon.until_next_offset(topic, max(int(path.stem) for path in directory.glob("*.log")))
         daemon.until_rounds(3)
         trimmed_bytes = daemon.metric("tieringd_trimmed_bytes_total", topic=topic)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from tests.e2e.archives import (
@@ -39,14 +41,14 @@ def config_of(seaweedfs, prefix, tmp_path):
 def test_second_writer_is_fenced_and_names_the_first(config_of, objects, topic, tmp_path):
     """Of two daemons under one leader epoch one commits; the other stops and names the writer."""
     directory = write_partition(tmp_path / "logs", f"{topic}-0", segments=2)
-    with (
-        running_daemon(config_of("one", state="one")) as one,
-        running_daemon(config_of("two", state="two")) as two,
-    ):
-        daemons = (one, two)
-        for daemon in daemons:
-            daemon.until_next_offset(topic, 2 * RECORDS)
-            assert not daemon.events("archiver stopped")
+    with ExitStack() as running:
+        daemons = []
+        for name in ("one", "two"):
+            daemons.append(running.enter_context(running_daemon(config_of(name, state=name))))
+            daemons[-1].until_next_offset(topic, 2 * RECORDS)
+        one, two = daemons
+        assert not one.events("archiver stopped")
+        assert not two.events("archiver stopped")
         # Both know the same manifest now, so both want the next commit.
         add_segments(directory, segments=1)
         one.until(

@@ -8,13 +8,12 @@ at its offset, for every client and every version of Fetch.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import dataclass
 
 import confluent_kafka
 import pytest
 import pytest_asyncio
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 from kio.schema.errors import ErrorCode
 
@@ -61,7 +60,7 @@ async def trimmed(tmp_path_factory):
                 await producer.abort_transaction()
             else:
                 await producer.commit_transaction()
-    await until_stable(cluster.bootstrap, "transactions", 16)
+    await cluster.until_stable("transactions")
     log_dir = cluster.broker.log_dir
     copies = [LogCopy.of(log_dir, name, 0, directory / name) for name in ("plain", "transactions")]
     async with cluster.admin() as admin:
@@ -75,20 +74,6 @@ async def trimmed(tmp_path_factory):
     for copy in copies:
         copy.close()
     await cluster.stop()
-
-
-async def until_stable(bootstrap, topic, offset):
-    """Return when no transaction is open before *offset*: a marker comes after its producer's answer."""
-    partition = TopicPartition(topic, 0)
-    deadline = time.monotonic() + 60
-    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, isolation_level="read_committed")
-    await consumer.start()
-    try:
-        while (end := (await consumer.end_offsets([partition]))[partition]) < offset:
-            assert time.monotonic() < deadline, f"the log is stable up to {end}, not {offset}"
-            await asyncio.sleep(0.05)
-    finally:
-        await consumer.stop()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import confluent_kafka
 import confluent_kafka.admin
@@ -126,8 +127,17 @@ async def test_admin_clients_do_the_same(behind, gateway):
     await admin.start()
     await admin.create_topics([NewTopic("made", 2, 1)])
     rdkafka = confluent_kafka.admin.AdminClient({"bootstrap.servers": behind.bootstrap})
-    described = await asyncio.to_thread(rdkafka.list_topics, timeout=20)
-    assert set(described.topics["made"].partitions) == {0, 1}
+
+    def until_described():
+        # The controller answers before the broker has heard of it.
+        for _ in range(600):
+            described = rdkafka.list_topics(timeout=20)
+            if "made" in described.topics and len(described.topics["made"].partitions) == 2:
+                return described
+            time.sleep(0.05)
+        raise AssertionError("the topic is not there")
+
+    described = await asyncio.to_thread(until_described)
     # The broker's only address is that of the gateway.
     assert {(each.host, each.port) for each in described.brokers.values()} == {("127.0.0.1", behind.port)}
     assert (await admin.describe_topics(["made"]))[0]["topic"] == "made"

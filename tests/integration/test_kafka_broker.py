@@ -88,7 +88,7 @@ async def test_topic_ids_are_those_that_the_cluster_has_now(kafka, broker, topic
     never = f"{topic}-never"
     assert await broker.topic_ids([topic, never]) == {topic: frozenset({old_id}), never: frozenset()}
     await kafka.delete_topic(topic)
-    assert await broker.topic_ids([topic]) == {topic: frozenset()}
+    await until_equal(lambda: broker.topic_ids([topic]), {topic: frozenset()})
     await kafka.create_topic(topic)
     (new_id,) = (await broker.topic_ids([topic, never]))[topic]
     assert new_id != old_id
@@ -212,13 +212,11 @@ async def test_altered_setting_leaves_the_others_and_goes_back(kafka, broker, to
     """One setting is set and taken away again; what else is set on the topic stays."""
     await kafka.create_topic(topic, configs={"retention.ms": "1000000", "segment.bytes": "1048576"})
     await broker.alter_topic(topic, {"retention.ms": "-1", "retention.bytes": "-1"})
-    assert await broker.topic_overrides(topic) == {
-        "retention.ms": "-1",
-        "retention.bytes": "-1",
-        "segment.bytes": "1048576",
-    }
+    altered = {"retention.ms": "-1", "retention.bytes": "-1", "segment.bytes": "1048576"}
+    await until_equal(lambda: broker.topic_overrides(topic), altered)
     await broker.alter_topic(topic, {"retention.ms": "1000000", "retention.bytes": None})
-    assert await broker.topic_overrides(topic) == {"retention.ms": "1000000", "segment.bytes": "1048576"}
+    restored = {"retention.ms": "1000000", "segment.bytes": "1048576"}
+    await until_equal(lambda: broker.topic_overrides(topic), restored)
 
 
 async def test_topic_configs_of_many_topics_are_asked_in_parts(kafka, broker):

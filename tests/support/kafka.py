@@ -14,11 +14,12 @@ import signal
 import subprocess
 import time
 import uuid
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka import TopicPartition as ClientPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError
@@ -188,6 +189,16 @@ class KafkaBrokerProcess:
         self.process.send_signal(signal.SIGCONT)
 
 
+@asynccontextmanager
+async def _admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        yield admin
+    finally:
+        await admin.close()
+
+
 class KafkaCluster:
     """Some brokers on this machine, started together and stopped together."""
 
@@ -302,7 +313,7 @@ class KafkaCluster:
             response = await admin.create_topics([topic])
             for _, code, message in (error[:3] for error in response.topic_errors):
                 assert code == 0, f"topic {name} was not created: error {code}, {message}"
-            await self._until_led(admin, name, partitions)
+        await asyncio.gather(*(self._until_led(node, name, partitions) for node in self.brokers))
 
     async def delete_topic(self, name: str) -> None:
         """Delete a topic; its directories go soon after."""
@@ -310,24 +321,42 @@ class KafkaCluster:
             response = await admin.delete_topics([name])
             assert all(code == 0 for _, code, *_ in response.topic_error_codes), response
 
-    async def _until_led(self, admin: AIOKafkaAdminClient, name: str, partitions: int) -> None:
+    async def _until_led(self, node: KafkaBrokerProcess, name: str, partitions: int) -> None:
+        """Return when a broker knows who leads each partition; those that lag are told by the controller."""
+        if node.process is None:
+            return
         deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
-        while True:
-            (topic,) = await admin.describe_topics([name])
-            if [each["leader"] >= 0 for each in topic["partitions"]].count(True) == partitions:
-                return
-            assert time.monotonic() < deadline, f"topic {name} has partitions without a leader: {topic}"
-            await asyncio.sleep(_POLL_SECONDS)
+        async with _admin(node.bootstrap) as admin:
+            while True:
+                (topic,) = await admin.describe_topics([name])
+                if [each["leader"] >= 0 for each in topic["partitions"]].count(True) == partitions:
+                    return
+                assert time.monotonic() < deadline, f"topic {name} has partitions without a leader: {topic}"
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def until_stable(self, topic: str, partition: int = 0) -> None:
+        """Return when no transaction is open: a marker is written after its producer has the answer."""
+        name = ClientPartition(topic, partition)
+        deadline = time.monotonic() + _READY_TIMEOUT_SECONDS
+        async with AsyncExitStack() as stack:
+            ends = []
+            for isolation in ("read_committed", "read_uncommitted"):
+                consumer = AIOKafkaConsumer(bootstrap_servers=self.bootstrap, isolation_level=isolation)
+                await consumer.start()
+                stack.push_async_callback(consumer.stop)
+                ends.append(consumer.end_offsets)
+            while True:
+                stable, end = [(await end_offsets([name]))[name] for end_offsets in ends]
+                if stable == end:
+                    return
+                assert time.monotonic() < deadline, f"{topic}-{partition} is stable up to {stable}, not {end}"
+                await asyncio.sleep(_POLL_SECONDS)
 
     @asynccontextmanager
     async def admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
         """Open an admin client."""
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
-        await admin.start()
-        try:
+        async with _admin(self.bootstrap) as admin:
             yield admin
-        finally:
-            await admin.close()
 
     @asynccontextmanager
     async def producer(self, **settings: Any) -> AsyncIterator[AIOKafkaProducer]:

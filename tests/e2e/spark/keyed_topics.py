@@ -71,6 +71,7 @@ class KeyedTopic:
                 for each in sent:
                     await each
                 await (in_doubt.abort_transaction() if turn % 2 else in_doubt.commit_transaction())
+        await self.kafka.until_stable(self.name)
         await self.kafka.produce(self.name, [b"end"])
 
     @property
