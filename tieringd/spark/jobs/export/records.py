@@ -13,9 +13,10 @@ from tieringd.archive.archive_reader import floor_position
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.object_keys import data_key
 from tieringd.spark.decoder import SegmentDecoder, Selection
+from tieringd.spark.jobs.export.plan import Lost
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     import pyarrow as pa
 
@@ -27,17 +28,24 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "timestampType", "headers")
 """Those of a record, without the topic's name."""
+EXPIRED_MEANWHILE: Final = "expired in the archive while they were being exported"
 LOOKS_MAX: Final = 5
 """How often in a row an object of a fresh manifest may have gone: a merge takes hours to come again."""
 
 
 def record_batches(
-    bucket: Bucket, portion: Portion, *, isolation: Isolation, fails_on_gap: bool
+    bucket: Bucket,
+    portion: Portion,
+    *,
+    isolation: Isolation,
+    fails_on_gap: bool,
+    miss: Callable[[Lost], None],
 ) -> Iterator[pa.RecordBatch]:
     """
     Yield the records of a portion under `COLUMNS`, ascending by offset.
 
-    An object that was merged away or compacted meanwhile is found again through the manifest.
+    An object that was merged away or compacted meanwhile is found again through the manifest. *miss* hears
+    of offsets that the archive has let go since the portion was planned.
 
     Raises:
         TieringError: The archive no longer reaches so far; or, with *fails_on_gap*, begins later by now.
@@ -45,7 +53,16 @@ def record_batches(
     """
     offset, looks = portion.from_offset, 0
     while offset < portion.next_offset:
-        manifest = _manifest(bucket, portion, offset, fails_on_gap=fails_on_gap)
+        manifest = _manifest(bucket, portion)
+        if manifest.start_offset > offset:
+            lost = Lost(
+                portion.partition, offset, min(manifest.start_offset, portion.next_offset), EXPIRED_MEANWHILE
+            )
+            if fails_on_gap:
+                raise TieringError(str(lost), hint="Allow gaps (`--allow-gaps`) to export the rest")
+            miss(lost)
+            offset = lost.next_offset
+            continue
         begin = offset
         try:
             with closing(_segments(bucket, manifest, offset, portion.next_offset)) as segments:
@@ -62,19 +79,13 @@ def record_batches(
         return
 
 
-def _manifest(bucket: Bucket, portion: Portion, offset: int, *, fails_on_gap: bool) -> PartitionManifest:
+def _manifest(bucket: Bucket, portion: Portion) -> PartitionManifest:
     manifest = bucket.run(bucket.manifests.load(portion.partition)).manifest
     if manifest is None or manifest.next_offset < portion.next_offset:
         raise TieringError(
             f"the archive of {portion.partition} no longer reaches offset {portion.next_offset - 1}, as it "
             "did when the export was planned",
             hint="It was cut back, moved or deleted; `tieringd archive topics` shows what is left",
-        )
-    if fails_on_gap and manifest.start_offset > offset:
-        raise TieringError(
-            f"{portion.partition} offsets {offset} to {manifest.start_offset - 1} expired in the archive "
-            "while they were being exported",
-            hint="Allow gaps (`--allow-gaps`) to export the rest",
         )
     return manifest
 

@@ -126,6 +126,7 @@ def _export_rounds(
             outcome.reached.update(advanced.offsets)
             outcome.written += written
             outcome.miss(round_.lost)
+            outcome.miss(lost for one in written for lost in one.lost)
         else:
             lost_rounds += 1
     raise StorageUnavailable(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tieringd.spark.jobs.export.plan import Portion
+    from tieringd.spark.jobs.export.plan import Lost, Portion
     from tieringd.spark.jobs.export.row_files import Sink
     from tieringd.spark.jobs.export.state import ExportState
 
@@ -37,6 +37,8 @@ class Written:
     files: tuple[StoredFile, ...]
     clipped_times: int = 0
     """Timestamps that no calendar names, stored as the nearest one that it does."""
+    lost: tuple[Lost, ...] = ()
+    """What the archive has let go since the portion was planned."""
 
     @property
     def records(self) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.export.plan import Portion
+    from tieringd.spark.jobs.export.plan import Lost, Portion
     from tieringd.spark.jobs.export.state import Isolation
     from tieringd.spark.jobs.export.topic_target import SinkOpener
     from tieringd.spark.jobs.progress import Progress
@@ -56,14 +56,19 @@ class Work:
             TieringError: It cannot be read, or not be written. What was written of it does no harm.
         """
         sink = self.open_sink(portion)
+        lost: list[Lost] = []
         with TemporaryDirectory(prefix="tieringd-export-") as directory:
             files = RowFiles[Any, StoredFile](sink, Path(directory))
             for batch in record_batches(
-                self.archive(), portion, isolation=self.isolation, fails_on_gap=self.fails_on_gap
+                self.archive(),
+                portion,
+                isolation=self.isolation,
+                fails_on_gap=self.fails_on_gap,
+                miss=lost.append,
             ):
                 files.write(batch)
             stored = files.finish()
-        return Written(portion, tuple(stored), sink.clipped_times)
+        return Written(portion, tuple(stored), sink.clipped_times, tuple(lost))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from tests.fakes.dying_store import Killed
-from tests.support.exports import ArchivedLogs, ParquetDirectory, exported
+from tests.support.exports import ArchivedLogs, ParquetDirectory, exported, in_this_process
 from tieringd.errors import TieringError
 from tieringd.model.manifest_parts import Gap
 from tieringd.spark.jobs.export.job import report_of
@@ -150,6 +150,20 @@ async def test_loss_of_a_round_that_a_killed_run_began_is_told_by_the_run_that_e
 
     assert [one.portion.next_offset for one in outcome.written] == [10, 100]
     assert [(one.from_offset, one.next_offset) for one in outcome.lost] == [(6, 10), (10, 100)]
+
+
+async def test_what_expires_while_it_is_exported_is_told(logs, directory):
+    """Retention does not wait for the tasks of a round."""
+    await logs.fill(3)
+
+    def run(work, portions):
+        logs.bucket.run(edit(logs, lambda manifest: manifest.expired(2, now_ms=1)))
+        return in_this_process(work, portions)
+
+    outcome = exported(logs, directory.topic(), fails_on_gap=False, run=run)
+
+    assert [(one.from_offset, one.next_offset) for one in outcome.lost] == [(0, 12)]
+    assert {offset for _, offset, _ in directory.seen()} == set(range(12, 18))
 
 
 async def test_archive_that_ends_before_what_was_exported_is_an_error(logs, directory):

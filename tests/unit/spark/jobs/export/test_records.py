@@ -27,13 +27,14 @@ def offsets(batches):
     return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
 
-def read(logs, from_offset, next_offset, *, isolation="read_committed", fails_on_gap=True):
-    """Return the batches of a range."""
+def read(logs, from_offset, next_offset, *, isolation="read_committed", fails_on_gap=True, lost=None):
+    """Return the batches of a range; *lost* takes what the archive has let go of it."""
     return record_batches(
         logs.bucket,
         portion_of(logs, from_offset, next_offset),
         isolation=isolation,
         fails_on_gap=fails_on_gap,
+        miss=[].append if lost is None else lost.append,
     )
 
 
@@ -133,9 +134,13 @@ async def test_what_expires_while_it_is_read_is_missed_only_where_that_is_allowe
 
     await logs.services.manifests.edit(logs.writers[0].identified, expire)
 
-    with pytest.raises(TieringError, match="offsets 2 to 5 expired in the archive"):
+    with pytest.raises(TieringError, match="offsets 2 to 5: expired in the archive"):
         offsets(read(logs, 2, 18))
-    assert offsets(read(logs, 2, 18, fails_on_gap=False)) == list(range(6, 18))
+    lost = []
+    assert offsets(read(logs, 2, 18, fails_on_gap=False, lost=lost)) == list(range(6, 18))
+    assert [(one.from_offset, one.next_offset) for one in lost] == [(2, 6)]
+    assert offsets(read(logs, 2, 4, fails_on_gap=False, lost=lost)) == []
+    assert (lost[1].from_offset, lost[1].next_offset) == (2, 4)
 
 
 async def test_archive_that_was_cut_back_is_an_error(logs):
