@@ -467,8 +467,9 @@ def test_what_was_taken_out_stays_out_and_all_else_is_there(life):
             assert hidden in lost
 
 
+@pytest.mark.timeout(60)
 def test_many_rewritten_segments_take_no_time():
-    """Each is compared with those at its own offsets only."""
+    """Each is compared with those at its own offsets only: it takes seconds, and not minutes."""
     count = 20_000
     old = [stored(10 * row, 10 * row + 9, at=1) for row in range(count)]
     new = [stored(10 * row, 10 * row + 9, writer="E1", at=2) for row in range(count)]
