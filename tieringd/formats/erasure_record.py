@@ -2,7 +2,9 @@
 The records of an erasure, as JSON in the bucket: what was asked for, and what was done.
 
 There are two, and neither ever changes: one is stored before anything else is, one at the end. So nothing is
-erased without a trace, and where the second is missing the job did not come to its end. They hold no key,
+erased without a trace, and where the second is missing nothing tells how far the job came. One that was
+stopped in the middle and could still store it says so in its faults: what they name is to be done again. They
+hold no key,
 only the SHA-256 of each: who knows a key can tell that it was erased. Keys that can be guessed can be
 found out by it.
 """

@@ -10,6 +10,7 @@ Spark runs this as a program, with the module of the workers as its argument (`s
 
 from __future__ import annotations
 
+import signal
 import socket
 
 from pyspark import daemon
@@ -27,6 +28,9 @@ def work_while_connected(sock: socket.socket, authenticated: bool) -> int:  # no
 
 def _is_connected(sock: socket.socket) -> bool:
     """Wait for a next task, and say whether there is one."""
+    # As PySpark's worker does when it begins: these are the daemon's still, and would end that.
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
     try:
         return bool(sock.recv(1, socket.MSG_PEEK))
     except ConnectionError:

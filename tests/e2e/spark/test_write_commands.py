@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import os
+import signal
+import subprocess
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -28,7 +33,8 @@ from tests.e2e.spark.keyed_topics import (
     assert_sound,
     without,
 )
-from tests.support.daemon import directory_config, run_command, write_config
+from tests.support.daemon import command, directory_config, run_command, s3_properties, write_config
+from tests.support.fault_proxy import StallRequest, fault_proxy
 from tests.support.iceberg import catalog_properties, rows_of_table
 from tests.support.s3_bucket import S3Bucket
 
@@ -120,6 +126,45 @@ def test_master_that_spark_does_not_know_exits_2(archive):
     assert (done.returncode, done.stdout) == (2, b""), errors
     assert "error: Spark does not start: " in errors
     assert "local[many]" in errors
+    assert "Traceback" not in errors
+
+
+def is_of_data(exchange) -> bool:
+    """Say whether a request reads a data object: what tasks do, and the driver does not."""
+    return exchange.method == "GET" and exchange.path.partition("?")[0].endswith(".log")
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the processes that any thread of a process has started."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for one in lists for child in one.read_text().split()]
+
+
+async def test_spark_that_dies_is_told_in_a_line(seaweedfs, prefix, tmp_path):
+    """As one that is killed for its memory: the JVM is gone, and nothing was replaced."""
+    write_partition(tmp_path / "logs", "orders-0", segments=SEGMENTS)
+    config = directory_config([tmp_path / "logs"], tmp_path, tmp_path / "state")
+    config |= s3_properties(seaweedfs, bucket=BUCKET, prefix=prefix)
+    del config["cloud_storage_file_root"]
+    archive_once(write_config(tmp_path / "tieringd.yaml", config))
+
+    async with fault_proxy(seaweedfs.endpoint_url) as proxy:
+        config["cloud_storage_api_endpoint_port"] = int(proxy.url.rpartition(":")[2])
+        path = write_config(tmp_path / "through.yaml", config)
+        proxy.spoil(StallRequest(), where=is_of_data)
+        process = await asyncio.create_subprocess_exec(
+            *command("spark", "compact", "orders", "--config", str(path), "--master", "local[1]"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        async with asyncio.timeout(120):
+            await proxy.stalled.wait()
+        (java,) = children_of(process.pid)
+        os.kill(java, signal.SIGKILL)
+        output, errors = (text.decode() for text in await process.communicate())
+
+    assert (process.returncode, output) == (1, ""), errors
+    assert "\nerror: Spark gave up: " in errors
     assert "Traceback" not in errors
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sys
@@ -109,6 +110,7 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
         from pyspark.errors import PySparkException  # noqa: PLC0415 - an optional part
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an optional part
 
+        from tieringd.spark.jobs.progress import spark_may_be_gone  # noqa: PLC0415 - likewise
         from tieringd.spark.jobs.tasks import cause_of  # noqa: PLC0415 - likewise
     _require_java(os.environ)
     options = session_options(master=master, conf=conf, environ=os.environ)
@@ -116,18 +118,21 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
         # The workers run what this command runs, whatever `python3` is here.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # It logs the loss of the JVM with a stack at each call; the command says it once.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     builder = SparkSession.builder.appName("tieringd")
     for name, value in options.items():
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
-    except (Py4JError, PySparkException) as error:
+    except (Py4JError, PySparkException, ConnectionError) as error:
         # Spark's own errors are turned into PySpark's once there is a session, and not before.
         raise ConfigError(f"Spark does not start: {cause_of(error)}", hint=_HINT) from error
     try:
         yield session
     finally:
-        session.stop()
+        with spark_may_be_gone():
+            session.stop()
 
 
 def interruptible(work: Callable[[], T]) -> T:

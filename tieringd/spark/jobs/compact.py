@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter, itemgetter
@@ -28,13 +29,13 @@ from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
 from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
-from tieringd.spark.jobs.progress import silent, watched
+from tieringd.spark.jobs.progress import silent, spark_may_be_gone, watched
 from tieringd.spark.jobs.report import Report, Table
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.spark.jobs.tasks import failures_in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -164,11 +165,8 @@ class _Compaction:
         """Return what would become of some partitions in which something goes, under `EXPECTED_COLUMNS`."""
         if not ranges:
             return []
-        found = self._latest_records(ranges)
-        try:
+        with self._latest_records(ranges) as found:
             runs = self._planned(ranges, found)
-        finally:
-            found.unpersist()
         rows: list[tuple[Value, ...]] = []
         for number, some in groupby(runs, key=attrgetter("number")):
             of_partition, segments = list(some), ranges[number].segments
@@ -192,17 +190,31 @@ class _Compaction:
         """Compact some partitions, and swap those in which something goes."""
         if not ranges:
             return
-        found = self._latest_records(ranges)
-        try:
+        with self._latest_records(ranges) as found:
             runs = self._planned(ranges, found)
             outcomes = self._rewritten(ranges, runs, found) if runs else {}
-        finally:
-            found.unpersist()
         for number, done in outcomes.items():
             self._swap(ranges[number], done)
 
-    def _latest_records(self, ranges: Sequence[CompactionRange]) -> DataFrame:
-        """Return the latest record of each key in each partition, and a summary of each segment: computed."""
+    @contextmanager
+    def _latest_records(self, ranges: Sequence[CompactionRange]) -> Iterator[DataFrame]:
+        """
+        Give the latest record of each key in each partition, and a summary of each segment: computed.
+
+        Raises:
+            TaskFailed: Spark gave up, on this or on what is done with it.
+        """
+        with failures_in_words():
+            found = self._keys_read(ranges)
+            try:
+                with watched(self._spark, "reading keys", self._progress):
+                    found.count()
+                yield found
+            finally:
+                with spark_may_be_gone():
+                    found.unpersist()
+
+    def _keys_read(self, ranges: Sequence[CompactionRange]) -> DataFrame:
         some = [
             (number, share)
             for number, one in enumerate(ranges)
@@ -213,16 +225,13 @@ class _Compaction:
             KeyReader(self._bucket.config, rules)
         )
         latest = sql.max(sql.struct("offset", "row", "is_due", "records", "keyless", "fault"))
-        found = (
+        return (
             self._spark.createDataFrame(rows, KEY_SCHEMA, verifySchema=False)
             .groupBy("partition", "summary_of", "key")
             .agg(latest.alias("latest"))
             .select("partition", "summary_of", "latest.*")
             .persist(StorageLevel.MEMORY_AND_DISK)
         )
-        with watched(self._spark, "reading keys", self._progress), failures_in_words():
-            found.count()
-        return found
 
     def _planned(self, ranges: Sequence[CompactionRange], found: DataFrame) -> list[_PlannedRun]:
         """Return which segments become one, in the partitions that could be read."""
@@ -291,7 +300,7 @@ class _Compaction:
         # A run of which nothing is left is one as well. As many tasks as runs: bitmaps are few bytes, and
         # Spark would put all of them into one task.
         todo = all_runs.join(bitmaps, "run", "left").repartition(len(runs), "run")
-        with watched(spark, "rewriting segments", self._progress), failures_in_words():
+        with watched(spark, "rewriting segments", self._progress):
             done = todo.rdd.map(rewriter).collect()
         by_partition: dict[int, list[Successor | str]] = defaultdict(list)
         for run, outcome in sorted(done, key=itemgetter(0)):

@@ -158,7 +158,13 @@ def erase(
         deleted_at_ms,
         tuple(outcome.faults),
     )
-    _store_record(bucket, request, encode_erasure_outcome(request, done), is_done=True)
+    record: Value = None
+    with what_is_done_is_told(outcome, "the record of what was erased is not stored; run the job again"):
+        _store_record(bucket, request, encode_erasure_outcome(request, done), is_done=True)
+        record = erasure_key(begun_at_ms=request.begun_at_ms, job_id=job_id, is_done=True)
+    quarantined: Value = None
+    with what_is_done_is_told(outcome, "objects in quarantine may have the keys, and were not counted"):
+        quarantined = bucket.run(_quarantined(bucket, frozenset(named)))
     figures: dict[str, Value] = {
         "job_id": job_id,
         "keys": len(request.key_sha256),
@@ -166,8 +172,8 @@ def erase(
         "partitions": len(chosen.partitions),
         "segments_read": segments_read,
         **outcome.figures(),
-        "quarantined_objects": bucket.run(_quarantined(bucket, frozenset(named))),
-        "record": erasure_key(begun_at_ms=request.begun_at_ms, job_id=job_id, is_done=True),
+        "quarantined_objects": quarantined,
+        "record": record,
     }
     return Report("erase", figures, (outcome.table(),), tuple(outcome.faults))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ def watched(
             progress(what, done, total)
 
     def poll() -> None:
-        while not is_over.wait(poll_seconds):
-            tell()
+        with spark_may_be_gone():
+            while not is_over.wait(poll_seconds):
+                tell()
 
     before = {name: context.getLocalProperty(name) for name in _OF_A_GROUP}
     # An interrupt reaches tasks that wait for a store.
@@ -68,11 +69,28 @@ def watched(
         yield
     except BaseException:
         # Whoever interrupts the driver wants the executors to stop as well.
-        context.cancelJobGroup(group)
+        with spark_may_be_gone():
+            context.cancelJobGroup(group)
         raise
     finally:
         is_over.set()
         watcher.join()
-        for name, value in before.items():
-            context.setLocalProperty(name, value)  # type: ignore[arg-type]
-    tell()
+        with spark_may_be_gone():
+            for name, value in before.items():
+                context.setLocalProperty(name, value)  # type: ignore[arg-type]
+    with spark_may_be_gone():
+        tell()
+
+
+@contextmanager
+def spark_may_be_gone() -> Iterator[None]:
+    """
+    Do in the context what is of no use without a Spark: its errors are passed over.
+
+    They would take the place of the one that tells why it is gone.
+    """
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - an optional part
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - an optional part
+
+    with suppress(Py4JError, PySparkException, ConnectionError):
+        yield

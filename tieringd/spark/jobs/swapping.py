@@ -45,6 +45,8 @@ class Outcome:
     swapped: list[SwappedPartition] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     deleted_segments: int = 0
+    has_begun: bool = False
+    """Whether it has tried to replace anything."""
 
     def figures(self) -> dict[str, Value]:
         """Return what was replaced, in sum."""
@@ -89,9 +91,11 @@ class Outcome:
 
 
 @contextmanager
-def what_is_done_is_told(outcome: Outcome) -> Iterator[None]:
+def what_is_done_is_told(
+    outcome: Outcome, fault: str = "the job stopped before its end; run it again"
+) -> Iterator[None]:
     """
-    Turn an error into a fault where segments have been replaced before it: the report tells of them.
+    Turn an error into a *fault* where segments may have been replaced before it: the report tells of them.
 
     Raises:
         TieringError: What was raised in the context, where nothing has been replaced.
@@ -99,9 +103,9 @@ def what_is_done_is_told(outcome: Outcome) -> Iterator[None]:
     try:
         yield
     except TieringError as error:
-        if not outcome.swapped:
+        if not outcome.has_begun:
             raise
-        outcome.faults.append(f"the job stopped before its end: {error}. Run it again")
+        outcome.faults.append(f"{fault}: {error}")
 
 
 class SwapKind(Enum):
@@ -136,6 +140,7 @@ async def swap(
             return await segment_swap.merge(partition, successors)
         return await segment_swap.rewrite(partition, successors, is_whole=kind is SwapKind.COMPACTED)
 
+    outcome.has_begun = True
     try:
         try:
             swapped = await put_in_place()
@@ -168,6 +173,12 @@ async def delete_replaced(
             deleted = await delete_retired(
                 bucket.store, bucket.manifests, partition, retired_until_ms=until_ms
             )
+        except StorageUnavailable as error:
+            # Each of the others would wait for the store as well.
+            outcome.faults.append(
+                f"{partition}, and all after it: objects that nothing names any more are left: {error}"
+            )
+            return
         except TieringError as error:
             outcome.faults.append(f"{partition}: objects that nothing names any more are left: {error}")
         else:

@@ -29,6 +29,8 @@ R = TypeVar("R")
 _RAISED = re.compile(r"^(?:[\w.]*\s)?tieringd\.errors\.\w+: (.+)$", re.MULTILINE)
 _FOREIGN = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
 """What Python says of any error, as of a full disk, or a package that an executor does not have."""
+_NOT_BEGUN = re.compile(r"Error from python worker:\s*\n\s*(\S.*)$", re.MULTILINE)
+"""What the executor's Python says that cannot start a worker."""
 _CALLED = "An error occurred while calling "
 
 
@@ -84,12 +86,13 @@ def failures_in_words() -> Iterator[None]:
     Raises:
         TaskFailed: Spark gave up.
     """
-    from py4j.protocol import Py4JJavaError  # noqa: PLC0415 - an optional part
+    from py4j.protocol import Py4JError  # noqa: PLC0415 - an optional part
     from pyspark.errors import PySparkException  # noqa: PLC0415 - an optional part
 
     try:
         yield
-    except (Py4JJavaError, PySparkException) as error:
+    # Py4J raises a plain ConnectionError where the JVM has ended.
+    except (Py4JError, PySparkException, ConnectionError) as error:
         what = "Spark gave up" if raised_in_task(str(error)) is None else "a task failed"
         raise TaskFailed(
             f"{what}: {cause_of(error)}",
@@ -98,8 +101,8 @@ def failures_in_words() -> Iterator[None]:
 
 
 def raised_in_task(text: str) -> str | None:
-    """Return what a task has raised, of what Spark says of it; None where that was not it."""
-    found = _RAISED.findall(text) or _FOREIGN.findall(text)
+    """Return what a task raised, or why it did not begin, of what Spark says; None where it was neither."""
+    found = _RAISED.findall(text) or _FOREIGN.findall(text) or _NOT_BEGUN.findall(text)
     return found[-1].strip() if found else None
 
 

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from tieringd.errors import StorageUnavailable
+from tests.fakes.local_spark import LocalSpark
+from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.erasure_record import ErasureRequest
 from tieringd.formats.object_keys import manifest_key
 from tieringd.spark.bucket import Bucket
-from tieringd.spark.jobs.erase import _deleted_at_ms, _store_record
+from tieringd.spark.jobs.erase import _deleted_at_ms, _store_record, erase
 from tieringd.spark.jobs.swapping import Outcome
 from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
@@ -60,3 +61,33 @@ def test_record_says_deleted_only_where_nothing_is_left(shelf, bucket, after_ms,
 
     assert (deleted_at_ms is not None) == (after_ms == 0 and not is_damaged)
     assert bool(outcome.faults) == (after_ms is not None and is_damaged)
+
+
+def test_erasure_whose_record_cannot_be_stored_at_its_end_reports(shelf):
+    """The records are gone: a job that failed over it would not tell which, and who had asked for it."""
+    shelf.fill()
+    records = shelf.root / "audit" / "erasures"
+
+    def take_away() -> None:
+        records.rename(shelf.root / "audit" / "elsewhere")
+        records.write_bytes(b"no directory")
+
+    report = erase(LocalSpark(take_away), shelf.config, topics=["orders"], keys=[b"k0"], requested_by="me")
+
+    assert report.figures["records_removed"] > 0
+    assert report.figures["record"] is None
+    (fault,) = report.faults
+    assert fault.startswith("the record of what was erased is not stored; run the job again: ")
+
+
+def test_erasure_that_has_replaced_nothing_fails_with_its_store(shelf):
+    """There is nothing to report."""
+    shelf.fill()
+    records = shelf.root / "audit" / "erasures"
+
+    def take_away() -> None:
+        records.rename(shelf.root / "audit" / "elsewhere")
+        records.write_bytes(b"no directory")
+
+    with pytest.raises(TieringError):
+        erase(LocalSpark(take_away), shelf.config, topics=["orders"], keys=[b"none"], requested_by="me")

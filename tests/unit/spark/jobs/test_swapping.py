@@ -13,7 +13,7 @@ from tests.unit.archive.test_segment_swap import PLENTY, prepared
 from tests.unit.services.manifests import bases
 from tests.unit.services.test_segment_merger import filled
 from tieringd.errors import StorageUnavailable
-from tieringd.spark.jobs.swapping import Outcome, SwapKind, SwappedPartition, swap, what_is_done_is_told
+from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.storage.memory import MemoryStore
 
 
@@ -66,15 +66,14 @@ async def test_store_that_is_away_is_told(store, writer, tmp_path):
     assert len(bases(store, writer)) > 3
 
 
-def test_job_that_has_replaced_something_reports_what_stopped_it(writer):
+def test_job_that_has_replaced_something_reports_what_stopped_it():
     """Nobody else tells what it has done by then."""
-    outcome = Outcome(faults=["another"])
-    outcome.swapped.append(SwappedPartition(writer.identified, (), 1))
+    outcome = Outcome(faults=["another"], has_begun=True)
 
     with what_is_done_is_told(outcome):
         raise StorageUnavailable("no answer")
 
-    assert outcome.faults == ["another", "the job stopped before its end: no answer. Run it again"]
+    assert outcome.faults == ["another", "the job stopped before its end; run it again: no answer"]
 
 
 def test_job_that_has_replaced_nothing_fails():
@@ -83,3 +82,21 @@ def test_job_that_has_replaced_nothing_fails():
     with pytest.raises(StorageUnavailable, match="no answer"), what_is_done_is_told(outcome):
         raise StorageUnavailable("no answer")
     assert outcome.faults == []
+
+
+async def test_deletion_ends_with_the_store(store, writer, tmp_path):
+    """Each of the other partitions would wait for it as long; one fault tells of all."""
+    await swapped(store, writer, tmp_path)
+    outcome, asked = Outcome(), []
+
+    class Away:
+        async def edit(self, partition, _change):
+            asked.append(partition)
+            raise StorageUnavailable("no answer")
+
+    bucket = SimpleNamespace(store=store, manifests=Away())
+    await delete_replaced(bucket, [writer.identified] * 3, outcome, after_ms=0)
+
+    assert len(asked) == 1
+    (fault,) = outcome.faults
+    assert "and all after it: objects that nothing names any more are left: no answer" in fault

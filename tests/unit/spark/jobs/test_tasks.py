@@ -41,10 +41,23 @@ tieringd.errors.StorageDenied: the store refuses the key. Look at the policy"""
             CALLED + ABORTED + ": ExecutorLostFailure\n\nDriver stacktrace:\n\tat x.y",
             ABORTED + ": ExecutorLostFailure",
         ),
+        (
+            CALLED + ABORTED + ": org.apache.spark.SparkException: \nError from python worker:\n"
+            "  /usr/bin/python3: No module named tieringd\nPYTHONPATH was:\n  a.zip:b.zip\n\tat x.y",
+            "/usr/bin/python3: No module named tieringd",
+        ),
         ("[JAVA_GATEWAY_EXITED] Java has gone.", "[JAVA_GATEWAY_EXITED] Java has gone."),
         ("", "RuntimeError"),
     ],
-    ids=["our own", "the system's", "without words", "a lost executor", "Spark's", "nothing"],
+    ids=[
+        "our own",
+        "the system's",
+        "without words",
+        "a lost executor",
+        "another Python",
+        "Spark's",
+        "nothing",
+    ],
 )
 def test_cause_is_a_line(text, cause):
     """Of a task that raised it is what it raised, and else what Spark says, not what was called."""

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tieringd.errors import ConfigError, ObjectNotFound, RetryableError
+from tieringd.errors import ConfigError, RetryableError, TieringError
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.export.rounds import export_topic
+from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
 from tieringd.spark.jobs.export.rules import ExportRules
 from tieringd.spark.jobs.export.work import on_spark
 from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.report import Report, Table
-from tieringd.spark.jobs.topic_choice import is_chosen_by
+from tieringd.spark.jobs.topic_choice import is_chosen_by, matches, require_matched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
 
-    from tieringd.archive.catalog import ArchivedTopic
     from tieringd.config import Config
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.export.rounds import TopicOutcome
     from tieringd.spark.jobs.export.topic_target import TopicTarget
     from tieringd.spark.jobs.progress import Progress
     from tieringd.spark.jobs.report import Value
 
 
-_IS_PATTERN: Final = re.compile(r"[*?\[]")
-"""No topic has such a name."""
+AWAY_AFTER: Final = 3
+"""So many topics in a row for which a store or Spark was away end a run: the others would wait as well."""
 _COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "records", "files", "file_bytes")
 _LOST_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "reason")
 
@@ -70,12 +66,16 @@ def export(
         raise ConfigError("topics: name at least one topic to export")
     archive = partial(bucket_of, config)
     bucket = archive()
-    names = dict.fromkeys(name for one in topics for name in _names(bucket, one))
-    found = [bucket.run(bucket.catalog.topic(name)) for name in names]
+    known = {one.key.topic for one in bucket.run(bucket.catalog.readable(is_chosen_by(topics)))}
+    require_matched(topics, known)
+    names = list(dict.fromkeys(name for one in topics for name in sorted(known) if matches(name, [one])))
     with target.opened(config) as place_of:
 
-        def export_one(archived: ArchivedTopic) -> TopicOutcome:
-            name = archived.topic.key.topic
+        def export_one(name: str) -> TopicOutcome:
+            try:
+                archived = bucket.run(bucket.catalog.topic(name))
+            except TieringError as error:
+                return TopicOutcome(name, error=error)
             return export_topic(
                 archived,
                 place_of(name),
@@ -84,45 +84,28 @@ def export(
                 run=on_spark(spark, f"export {name}", progress),
             )
 
-        outcomes = export_each(found, export_one)
-    return report_of(outcomes, left=[one.topic.key.topic for one in found[len(outcomes) :]])
+        outcomes = export_each(names, export_one)
+    return report_of(outcomes, left=names[len(outcomes) :])
 
 
-def export_each(
-    topics: Iterable[ArchivedTopic], export_one: Callable[[ArchivedTopic], TopicOutcome]
-) -> list[TopicOutcome]:
+def export_each(names: Sequence[str], export_one: Callable[[str], TopicOutcome]) -> list[TopicOutcome]:
     """
-    Return what came of topics, in turn, until all are exported or nothing goes on, as with a store away.
+    Return what came of topics, in turn, until all are exported or nothing goes on: see `AWAY_AFTER`.
 
     Raises:
         TieringError: What stopped the first one, where nothing was exported of any.
     """
     outcomes: list[TopicOutcome] = []
-    for one in topics:
-        outcomes.append(export_one(one))
-        if isinstance(outcomes[-1].error, RetryableError):
+    in_a_row = 0
+    for name in names:
+        outcomes.append(export_one(name))
+        in_a_row = in_a_row + 1 if isinstance(outcomes[-1].error, RetryableError) else 0
+        if in_a_row == AWAY_AFTER:
             break
     errors = [one.error for one in outcomes if one.error is not None and not one.commits]
     if errors and len(errors) == len(outcomes):
         raise errors[0]
     return outcomes
-
-
-def _names(bucket: Bucket, name: str) -> list[str]:
-    """
-    Return the topics that are meant by a name or a pattern.
-
-    Raises:
-        ObjectNotFound: It is a pattern that no name has.
-    """
-    if not _IS_PATTERN.search(name):
-        return [name]
-    found = bucket.run(bucket.catalog.readable(is_chosen_by([name])))
-    if not found:
-        raise ObjectNotFound(
-            f"the bucket holds no topic named {name}", hint="`tieringd archive topics` lists what it holds"
-        )
-    return sorted({one.key.topic for one in found})
 
 
 def report_of(outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = ()) -> Report:
@@ -150,7 +133,7 @@ def report_of(outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = ()) -> 
         tables.append(Table("lost offsets", _LOST_COLUMNS, lost))
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     faults += [
-        f"topic {one.topic.topic} was not exported to its end: {one.error}"
+        f"topic {one.topic} was not exported to its end: {one.error}"
         for one in outcomes
         if one.error is not None
     ]
@@ -166,7 +149,7 @@ def _rows(outcome: TopicOutcome) -> Iterator[tuple[Value, ...]]:
         if begun_at is None:
             begun_at = min((one.portion.from_offset for one in written), default=reached)
         yield (
-            outcome.topic.topic,
+            outcome.topic,
             number,
             begun_at,
             reached,

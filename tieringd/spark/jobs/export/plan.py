@@ -7,7 +7,8 @@ compacted between a run that was killed and the one that goes on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -75,6 +76,19 @@ def portions_of(
         held_bytes += size_bytes // cuts
     if begin < next_offset:
         yield Portion(partition, begin, next_offset, held_bytes)
+
+
+def without(lost: Lost, known: Iterable[Lost]) -> list[Lost]:
+    """Return what of *lost* is in none of *known*."""
+    left, begin = [], lost.from_offset
+    of_partition = (one for one in known if one.partition == lost.partition)
+    for one in sorted(of_partition, key=attrgetter("from_offset")):
+        if begin < min(one.from_offset, lost.next_offset):
+            left.append(replace(lost, from_offset=begin, next_offset=min(one.from_offset, lost.next_offset)))
+        begin = max(begin, one.next_offset)
+    if begin < lost.next_offset:
+        left.append(replace(lost, from_offset=begin))
+    return left
 
 
 def losses(

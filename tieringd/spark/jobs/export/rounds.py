@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from tieringd.clock import wall_clock_ms
-from tieringd.errors import StorageUnavailable, TieringError
+from tieringd.errors import TieringError
+from tieringd.spark.jobs.export.plan import without
 from tieringd.spark.jobs.export.round_planning import begun_round, next_round, replaced_since
 from tieringd.spark.jobs.export.state import continued
 from tieringd.spark.jobs.export.work import Work
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.formats.object_keys import TopicKey
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.export.plan import Lost
     from tieringd.spark.jobs.export.rules import ExportRules
@@ -36,8 +36,9 @@ LOST_ROUNDS_MAX: Final = 10
 class TopicOutcome:
     """What a run has done for one topic."""
 
-    topic: TopicKey
-    place: str
+    topic: str
+    place: str = ""
+    """Empty where the archive could not be looked at."""
     begun_at: dict[int, int] = field(default_factory=dict)
     """Where each partition's export stood, where it had begun."""
     reached: dict[int, int] = field(default_factory=dict)
@@ -49,8 +50,13 @@ class TopicOutcome:
     """What kept the run from the archive's end; what was committed before that counts."""
 
     def miss(self, lost: Iterable[Lost]) -> None:
-        """Note what the archive lacked of a round that counts; one of nothing is planned again each time."""
-        self.lost += [one for one in lost if one not in self.lost]
+        """
+        Note what the archive lacked of a round that counts; each offset once.
+
+        A round of nothing is planned again each time, and a gap may expire while its round is written.
+        """
+        for one in lost:
+            self.lost += without(one, self.lost)
 
 
 def export_topic(
@@ -65,11 +71,11 @@ def export_topic(
     """
     Export what of a topic is in the archive and not yet in *target*; an error is part of the outcome.
 
-    It is a `ConfigError` where the target holds something else, a `RetryableError` where others kept
-    exporting the same, a store is away or Spark gave up, and any other where the archive lacks what was to
-    be exported, or cannot be read.
+    It is a `ConfigError` where the target holds something else, a `RetryableError` where a store is away or
+    Spark gave up, and any other where the archive lacks what was to be exported or cannot be read, and where
+    others kept exporting the same.
     """
-    outcome = TopicOutcome(archived.topic.key, target.place)
+    outcome = TopicOutcome(archived.topic.key.topic, target.place)
     try:
         _export_rounds(archived, target, rules, outcome, archive=archive, run=run, clock=clock)
     except TieringError as error:
@@ -129,7 +135,7 @@ def _export_rounds(
             outcome.miss(lost for one in written for lost in one.lost)
         else:
             lost_rounds += 1
-    raise StorageUnavailable(
+    raise TieringError(
         f"other runs export topic {key.topic} to {target.place} as well, and were faster {lost_rounds} times",
         hint="Run one export of a topic to a target at a time",
     )

@@ -101,7 +101,7 @@ def on_spark(spark: SparkSession, what: str, progress: Progress) -> Runner:
             with watched(spark, what, progress):
                 tasks = spark.sparkContext.parallelize(portions, len(portions))
                 outcomes = tasks.map(_Reported(work)).collect()
-        except (PySparkException, Py4JError) as error:
+        except (PySparkException, Py4JError, ConnectionError) as error:
             raise RetryableError(
                 f"a task of the export failed, more often than Spark tries: {cause_of(error)}",
                 hint="What it was writing does not count; export again once that is mended",

@@ -166,6 +166,20 @@ async def test_what_expires_while_it_is_exported_is_told(logs, directory):
     assert {offset for _, offset, _ in directory.seen()} == set(range(12, 18))
 
 
+async def test_gap_that_expires_while_it_is_exported_is_told_once(logs, directory):
+    """It was seen when the round was planned."""
+    await logs.fill(1)
+    await edit(logs, lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
+
+    def run(work, portions):
+        logs.bucket.run(edit(logs, lambda manifest: manifest.expired(1, now_ms=1)))
+        return in_this_process(work, portions)
+
+    outcome = exported(logs, directory.topic(), fails_on_gap=False, run=run)
+
+    assert [(one.from_offset, one.next_offset) for one in outcome.lost] == [(6, 10), (0, 6)]
+
+
 async def test_archive_that_ends_before_what_was_exported_is_an_error(logs, directory):
     """An unclean election: the target has records that the log does not have any more."""
     await logs.fill(2)

@@ -12,10 +12,13 @@ from tieringd.errors import ConfigError
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
-from tieringd.spark.jobs.export.plan import Lost, Portion, losses, portions_of
+from tieringd.spark.jobs.export.plan import Lost, Portion, losses, portions_of, without
 from tieringd.spark.jobs.export.rules import ExportRules
 
 PARTITION = TopicIdPartition("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA", 3)
+
+
+OTHER = TopicIdPartition("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA", 4)
 
 
 def segment(base_offset: int, next_offset: int, size_bytes: int) -> RemoteSegment:
@@ -118,3 +121,23 @@ def test_rules_that_are_not_possible_are_refused_by_name(rules, text):
     """Before anything is read."""
     with pytest.raises(ConfigError, match=text):
         ExportRules(**rules)
+
+
+@pytest.mark.parametrize(
+    ("known", "left"),
+    [
+        ([], [(10, 20)]),
+        ([(0, 10), (20, 30)], [(10, 20)]),
+        ([(12, 14)], [(10, 12), (14, 20)]),
+        ([(15, 30), (5, 12)], [(12, 15)]),
+        ([(10, 15), (15, 20)], []),
+        ([(11, 18), (12, 13)], [(10, 11), (18, 20)]),
+    ],
+)
+def test_lost_offsets_are_told_once(known, left):
+    """Whatever was told before, in any order; what is of another partition says nothing."""
+    lost = Lost(PARTITION, 10, 20, "why")
+    other = Lost(OTHER, 0, 100, "why")
+    found = without(lost, [other, *(Lost(PARTITION, *one, "before") for one in known)])
+    assert [(one.from_offset, one.next_offset) for one in found] == left
+    assert {one.reason for one in found} <= {"why"}

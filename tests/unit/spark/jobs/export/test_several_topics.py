@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from tests.support.exports import ArchivedLogs, ParquetDirectory, attempted, exported, in_this_process
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
-from tieringd.formats.object_keys import TopicKey
 from tieringd.spark.jobs.export.job import export_each, report_of
 from tieringd.spark.jobs.export.rounds import TopicOutcome
 
-TOPICS = ("a", "b", "c")
-
-
-def topics():
-    return [SimpleNamespace(name=name) for name in TOPICS]
+TOPICS = ("a", "b", "c", "d", "e")
 
 
 def ends_with(errors, *, commits=0):
     """Return an export of one topic that ends with the error that *errors* has for it, if any."""
 
-    def export_one(topic):
-        outcome = TopicOutcome(TopicKey("c", topic.name, "id"), f"place of {topic.name}")
-        outcome.error = errors.get(topic.name)
+    def export_one(name):
+        outcome = TopicOutcome(name, error=errors.get(name))
         outcome.commits = commits if outcome.error else 1
         return outcome
 
@@ -33,23 +25,29 @@ def ends_with(errors, *, commits=0):
 
 def test_topic_that_cannot_be_exported_does_not_keep_the_others_from_it():
     """It is a fault of the report."""
-    outcomes = export_each(topics(), ends_with({"a": ConfigError("it holds something else")}))
+    outcomes = export_each(TOPICS, ends_with({"a": ConfigError("it holds something else")}))
 
-    assert [one.topic.topic for one in outcomes] == list(TOPICS)
+    assert [one.topic for one in outcomes] == list(TOPICS)
     report = report_of(outcomes)
     assert report.faults == ("topic a was not exported to its end: it holds something else",)
-    assert report.figures["commits"] == 2
+    assert report.figures["commits"] == 4
 
 
 def test_store_that_is_away_ends_the_run():
     """Each of the others would wait for it; the report names them."""
-    outcomes = export_each(topics(), ends_with({"b": StorageUnavailable("no answer")}))
+    outcomes = export_each(TOPICS, ends_with(dict.fromkeys("bcd", StorageUnavailable("no answer"))))
 
-    assert [one.topic.topic for one in outcomes] == ["a", "b"]
-    assert report_of(outcomes, left=["c"]).faults == (
-        "topic b was not exported to its end: no answer",
-        "after that these topics were not looked at: c. Export again",
+    assert [one.topic for one in outcomes] == ["a", "b", "c", "d"]
+    assert report_of(outcomes, left=["e"]).faults[-2:] == (
+        "topic d was not exported to its end: no answer",
+        "after that these topics were not looked at: e. Export again",
     )
+
+
+def test_one_topic_whose_place_is_away_keeps_no_others_from_it():
+    """As an Iceberg table of which the files cannot be reached."""
+    away = {name: StorageUnavailable("no answer") for name in "abde"}
+    assert len(export_each(TOPICS, ends_with(away))) == len(TOPICS)
 
 
 def test_run_that_has_done_nothing_is_an_error():
@@ -57,8 +55,8 @@ def test_run_that_has_done_nothing_is_an_error():
     errors = {name: ConfigError(f"{name} is elsewhere") for name in TOPICS}
 
     with pytest.raises(ConfigError, match="a is elsewhere"):
-        export_each(topics(), ends_with(errors))
-    assert len(export_each(topics(), ends_with(errors, commits=1))) == 3
+        export_each(TOPICS, ends_with(errors))
+    assert len(export_each(TOPICS, ends_with(errors, commits=1))) == len(TOPICS)
 
 
 @pytest.fixture
