@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import structlog
@@ -25,7 +25,7 @@ from tieringd.errors import StorageUnavailable
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from tieringd.config import Config
     from tieringd.daemon.assembly import DaemonParts
@@ -56,17 +56,17 @@ async def run_daemon(
     metrics = Metrics()
     stop, hurry, hangup = asyncio.Event(), asyncio.Event(), asyncio.Event()
     # The start takes long where a store is silent, and SIGHUP ends a process that has no handler for it.
-    with _on_hangup(hangup.set):
-        async with (
-            assembled(config, metrics) as parts,
-            serving(config.admin, metrics, parts.reconciler),
-        ):
-            _report_start(config, parts)
-            _measure_oldest_upload(metrics, parts)
-            await _check_store(parts)
-            reloader = Reloader(config, parts, load=load or (lambda: config), on_change=on_change)
-            with _stopped_by_signals(stop, hurry), startup_objects_spared():
-                await _run_until_stopped(reloader, parts, stop, hurry, hangup)
+    async with (
+        _on_hangup(hangup.set),
+        assembled(config, metrics) as parts,
+        serving(config.admin, metrics, parts.reconciler),
+    ):
+        _report_start(config, parts)
+        _measure_oldest_upload(metrics, parts)
+        await _check_store(parts)
+        reloader = Reloader(config, parts, load=load or (lambda: config), on_change=on_change)
+        with _stopped_by_signals(stop, hurry), startup_objects_spared():
+            await _run_until_stopped(reloader, parts, stop, hurry, hangup)
     log.info("stopped")
 
 
@@ -79,22 +79,20 @@ async def run_once(config: Config) -> PassResult:
     """
     metrics = Metrics()
     # A pass ends soon, and begins with the configuration as it is then.
-    with _on_hangup(lambda: None):
-        async with assembled(config, metrics) as parts:
-            _report_start(config, parts)
-            await parts.archive.store.list_page("meta/", limit=1)
-            await parts.archive.check_store()
-            stop, hurry = asyncio.Event(), asyncio.Event()
-            with _stopped_by_signals(stop, hurry):
-                work = asyncio.create_task(parts.reconciler.run_once())
-                stopper = asyncio.create_task(_stop_on(stop, parts))
-                try:
-                    return await work
-                finally:
-                    stopper.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await stopper
-    raise AssertionError("no context swallows an error")
+    async with _on_hangup(lambda: None), assembled(config, metrics) as parts:
+        _report_start(config, parts)
+        await parts.archive.store.list_page("meta/", limit=1)
+        await parts.archive.check_store()
+        stop, hurry = asyncio.Event(), asyncio.Event()
+        with _stopped_by_signals(stop, hurry):
+            work = asyncio.create_task(parts.reconciler.run_once())
+            stopper = asyncio.create_task(_stop_on(stop, parts))
+            try:
+                return await work
+            finally:
+                stopper.cancel()
+                with suppress(asyncio.CancelledError):
+                    await stopper
 
 
 async def _run_until_stopped(
@@ -228,8 +226,8 @@ def _stopped_by_signals(stop: asyncio.Event, hurry: asyncio.Event) -> Iterator[N
             loop.remove_signal_handler(number)
 
 
-@contextmanager
-def _on_hangup(act: Callable[[], object]) -> Iterator[None]:
+@asynccontextmanager
+async def _on_hangup(act: Callable[[], object]) -> AsyncIterator[None]:
     """Call *act* at each SIGHUP for the time of the context."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, act)
