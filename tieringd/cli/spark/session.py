@@ -106,11 +106,10 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
         ConfigError: PySpark or Java is missing, or Spark does not start.
     """
     with optional_parts():
-        from py4j.protocol import Py4JError  # noqa: PLC0415 - an optional part
-        from pyspark.errors import PySparkException  # noqa: PLC0415 - an optional part
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an optional part
 
         from tieringd.spark.jobs.progress import spark_may_be_gone  # noqa: PLC0415 - likewise
+        from tieringd.spark.jobs.spark_errors import SPARK_ERRORS  # noqa: PLC0415 - likewise
         from tieringd.spark.jobs.tasks import cause_of  # noqa: PLC0415 - likewise
     _require_java(os.environ)
     options = session_options(master=master, conf=conf, environ=os.environ)
@@ -125,8 +124,7 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
         builder = builder.config(name, value)
     try:
         session = builder.getOrCreate()
-    except (Py4JError, PySparkException, ConnectionError) as error:
-        # Spark's own errors are turned into PySpark's once there is a session, and not before.
+    except SPARK_ERRORS as error:
         raise ConfigError(f"Spark does not start: {cause_of(error)}", hint=_HINT) from error
     try:
         yield session

@@ -89,8 +89,7 @@ def spark_may_be_gone() -> Iterator[None]:
 
     They would take the place of the one that tells why it is gone.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - an optional part
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - an optional part
+    from tieringd.spark.jobs.spark_errors import SPARK_ERRORS  # noqa: PLC0415 - an optional part
 
-    with suppress(Py4JError, PySparkException, ConnectionError):
+    with suppress(*SPARK_ERRORS):
         yield

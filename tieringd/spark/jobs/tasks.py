@@ -86,13 +86,11 @@ def failures_in_words() -> Iterator[None]:
     Raises:
         TaskFailed: Spark gave up.
     """
-    from py4j.protocol import Py4JError  # noqa: PLC0415 - an optional part
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - an optional part
+    from tieringd.spark.jobs.spark_errors import SPARK_ERRORS  # noqa: PLC0415 - an optional part
 
     try:
         yield
-    # Py4J raises a plain ConnectionError where the JVM has ended.
-    except (Py4JError, PySparkException, ConnectionError) as error:
+    except SPARK_ERRORS as error:
         what = "Spark gave up" if raised_in_task(str(error)) is None else "a task failed"
         raise TaskFailed(
             f"{what}: {cause_of(error)}",

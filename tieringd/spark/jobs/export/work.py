@@ -7,14 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
 from tieringd.errors import RetryableError, TieringError
 from tieringd.spark.jobs.export.records import record_batches
 from tieringd.spark.jobs.export.row_files import RowFiles
 from tieringd.spark.jobs.export.topic_target import StoredFile, Written
 from tieringd.spark.jobs.progress import watched
+from tieringd.spark.jobs.spark_errors import SPARK_ERRORS
 from tieringd.spark.jobs.tasks import cause_of
 
 if TYPE_CHECKING:
@@ -101,7 +99,7 @@ def on_spark(spark: SparkSession, what: str, progress: Progress) -> Runner:
             with watched(spark, what, progress):
                 tasks = spark.sparkContext.parallelize(portions, len(portions))
                 outcomes = tasks.map(_Reported(work)).collect()
-        except (PySparkException, Py4JError, ConnectionError) as error:
+        except SPARK_ERRORS as error:
             raise RetryableError(
                 f"a task of the export failed, more often than Spark tries: {cause_of(error)}",
                 hint="What it was writing does not count; export again once that is mended",
