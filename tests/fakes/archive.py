@@ -12,13 +12,9 @@ from typing import TYPE_CHECKING, Any
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
 from tests.fakes.topics import topic_config
-from tieringd.archive.archive_reader import ArchiveReader
-from tieringd.archive.catalog import Catalog
-from tieringd.archive.manifest_store import ManifestStore
-from tieringd.archive.record_reader import RecordReader
 from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
-from tieringd.daemon.archive import Archive
+from tieringd.daemon.archive import Archive, archive_on
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.upload import UploadLimits
@@ -27,16 +23,13 @@ from tieringd.services.archiver import Archiver
 from tieringd.services.bookkeeper import Bookkeeper
 from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
-from tieringd.services.history import History
 from tieringd.services.observation import Observation
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
 from tieringd.services.reconciler import Reconciler
-from tieringd.services.remote_log import RemoteLog
 from tieringd.services.retention_manager import RetentionManager
 from tieringd.services.topic_registry import TopicRegistry
 from tieringd.services.upload_gate import UploadGate
-from tieringd.services.verifier import Verifier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -119,24 +112,13 @@ def archive_in(
     store: ObjectStore, *, writer_id: str = "a1", now_ms: Callable[[], int] | None = None
 ) -> Archive:
     """Return the services of one daemon process, or of one reader."""
-    clock = now_ms or Clock()
-    manifests = ManifestStore(store, writer_id=writer_id, now_ms=clock)
-    layout = KafkaLayout()
-    gate = UploadGate(UploadPace(4, None), timers=_LoopTimers())
-    remote_log = RemoteLog(store, manifests, writer_id=writer_id, now_ms=clock, gate=gate, layout=layout)
-    reader = ArchiveReader(store)
-    return Archive(
-        store=store,
+    return archive_on(
+        store,
         check_store=_fit,
-        manifests=manifests,
-        remote_log=remote_log,
-        gate=gate,
-        layout=layout,
-        catalog=Catalog(store, manifests),
-        reader=reader,
-        records=RecordReader(remote_log, reader, manifests.spillovers),
-        verifier=Verifier(store, manifests.spillovers),
-        history=History(store, manifests, now_ms=clock),
+        gate=UploadGate(UploadPace(4, None), timers=_LoopTimers()),
+        layout=KafkaLayout(),
+        writer_id=writer_id,
+        now_ms=now_ms or Clock(),
     )
 
 

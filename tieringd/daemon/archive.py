@@ -57,28 +57,39 @@ def max_uploads(config: Config) -> int:
 async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "0") -> AsyncIterator[Archive]:
     """Open the bucket for the time of the context; *writer_id* matters only to those who write."""
     async with opened_store(config, metrics) as store:
-        manifests = ManifestStore(store, writer_id=writer_id, now_ms=wall_clock_ms)
-        layout = layout_of(config)
-        gate = UploadGate(UploadPace(max_uploads(config), None), timers=asyncio.get_running_loop())
-        remote_log = RemoteLog(
+        yield archive_on(
             store,
-            manifests,
+            check_store=StoreCheck(config, store),
+            gate=UploadGate(UploadPace(max_uploads(config), None), timers=asyncio.get_running_loop()),
+            layout=layout_of(config),
             writer_id=writer_id,
             now_ms=wall_clock_ms,
-            gate=gate,
-            layout=layout,
         )
-        reader = ArchiveReader(store)
-        yield Archive(
-            store=store,
-            check_store=StoreCheck(config, store),
-            manifests=manifests,
-            remote_log=remote_log,
-            gate=gate,
-            layout=layout,
-            catalog=Catalog(store, manifests),
-            reader=reader,
-            records=RecordReader(remote_log, reader, manifests.spillovers),
-            verifier=Verifier(store, manifests.spillovers),
-            history=History(store, manifests, now_ms=wall_clock_ms),
-        )
+
+
+def archive_on(
+    store: ResilientStore,
+    *,
+    check_store: Callable[[], Awaitable[None]],
+    gate: UploadGate,
+    layout: Layout,
+    writer_id: str,
+    now_ms: Callable[[], int],
+) -> Archive:
+    """Return the parts on an open store."""
+    manifests = ManifestStore(store, writer_id=writer_id, now_ms=now_ms)
+    remote_log = RemoteLog(store, manifests, writer_id=writer_id, now_ms=now_ms, gate=gate, layout=layout)
+    reader = ArchiveReader(store)
+    return Archive(
+        store=store,
+        check_store=check_store,
+        manifests=manifests,
+        remote_log=remote_log,
+        gate=gate,
+        layout=layout,
+        catalog=Catalog(store, manifests),
+        reader=reader,
+        records=RecordReader(remote_log, reader, manifests.spillovers),
+        verifier=Verifier(store, manifests.spillovers),
+        history=History(store, manifests, now_ms=now_ms),
+    )

@@ -63,8 +63,9 @@ def test_record_says_deleted_only_where_nothing_is_left(shelf, bucket, after_ms,
     assert bool(outcome.faults) == (after_ms is not None and is_damaged)
 
 
-def test_erasure_whose_record_cannot_be_stored_at_its_end_reports(shelf):
-    """The records are gone: a job that failed over it would not tell which, and who had asked for it."""
+@pytest.fixture
+def failing_spark(shelf):
+    """Give a Spark at the end of whose tasks no record of an erasure can be stored any more."""
     shelf.fill()
     records = shelf.root / "audit" / "erasures"
 
@@ -72,7 +73,12 @@ def test_erasure_whose_record_cannot_be_stored_at_its_end_reports(shelf):
         records.rename(shelf.root / "audit" / "elsewhere")
         records.write_bytes(b"no directory")
 
-    report = erase(LocalSpark(take_away), shelf.config, topics=["orders"], keys=[b"k0"], requested_by="me")
+    return LocalSpark(take_away)
+
+
+def test_erasure_whose_record_cannot_be_stored_at_its_end_reports(shelf, failing_spark):
+    """The records are gone: a job that failed over it would not tell which, and who had asked for it."""
+    report = erase(failing_spark, shelf.config, topics=["orders"], keys=[b"k0"], requested_by="me")
 
     assert report.figures["records_removed"] > 0
     assert report.figures["record"] is None
@@ -80,14 +86,7 @@ def test_erasure_whose_record_cannot_be_stored_at_its_end_reports(shelf):
     assert fault.startswith("the record of what was erased is not stored; run the job again: ")
 
 
-def test_erasure_that_has_replaced_nothing_fails_with_its_store(shelf):
+def test_erasure_that_has_replaced_nothing_fails_with_its_store(shelf, failing_spark):
     """There is nothing to report."""
-    shelf.fill()
-    records = shelf.root / "audit" / "erasures"
-
-    def take_away() -> None:
-        records.rename(shelf.root / "audit" / "elsewhere")
-        records.write_bytes(b"no directory")
-
     with pytest.raises(TieringError):
-        erase(LocalSpark(take_away), shelf.config, topics=["orders"], keys=[b"none"], requested_by="me")
+        erase(failing_spark, shelf.config, topics=["orders"], keys=[b"none"], requested_by="me")
