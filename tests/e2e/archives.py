@@ -59,6 +59,11 @@ def closed_segments(directory: Path) -> dict[int, bytes]:
     return found
 
 
+def base_of_active(directory: Path) -> int:
+    """Return where the active segment of a partition's directory begins: what is closed ends there."""
+    return max(int(path.stem) for path in directory.glob("*.log"))
+
+
 def archived_manifests(objects: Objects, topic: str, number: int = 0) -> dict[str, PartitionManifest]:
     """Return the stored manifests of one partition by topic id: one for each incarnation of the topic."""
     found = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from tests.e2e.archives import FileObjects, archived_manifest, assert_whole, read_records
+from tests.e2e.archives import FileObjects, archived_manifest, assert_whole, base_of_active, read_records
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.daemon import command, run_command, run_json, running_daemon, write_config
 from tests.support.fault_proxy import StallRequest, fault_proxy
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from tests.support.fault_proxy import FaultProxy, ProxiedExchange
 
 _VALUES = [bytes([number]) * 100_000 for number in range(35)]
-
-
-def base_of_active(kafka, topic) -> int:
-    return max(int(path.stem) for path in (kafka.log_dir() / f"{topic}-0").glob("*.log"))
 
 
 def in_a_directory(config: Path, root: Path) -> Path:
@@ -75,7 +71,7 @@ async def test_archive_moves_under_a_producer(kafka, write_kafka_config, objects
 
     moved = FileObjects(tmp_path / "moved")
     with running_daemon(new) as daemon:
-        daemon.until_next_offset(topic, base_of_active(kafka, topic))
+        daemon.until_next_offset(topic, base_of_active(kafka.log_dir() / f"{topic}-0"))
     after = archived_manifest(moved, topic)
     assert after.next_offset > closed.next_offset
     assert after.gaps == ()

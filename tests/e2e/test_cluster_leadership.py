@@ -9,6 +9,7 @@ from tests.e2e.archives import (
     archived_manifest,
     archived_manifests,
     assert_whole,
+    base_of_active,
     closed_segments,
     data_keys,
     read_records,
@@ -29,10 +30,6 @@ def values(count: int, *, first: int = 0) -> list[bytes]:
 
 def directory_of(brokers, node_id: int, topic: str, number: int = 0) -> Path:
     return brokers.log_dir(node_id) / f"{topic}-{number}"
-
-
-def base_of_active(directory: Path) -> int:
-    return max(int(path.stem) for path in directory.glob("*.log"))
 
 
 def uploads(daemons, topic) -> list[int]:

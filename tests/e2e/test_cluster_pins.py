@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.e2e.archives import archived_manifest, assert_whole, read_records
+from tests.e2e.archives import archived_manifest, assert_whole, base_of_active, read_records
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.cluster import cluster_admin, restart_broker
 from tests.support.daemon import run_command
@@ -27,10 +27,6 @@ def values(count: int) -> list[bytes]:
 
 def first_base(directory: Path) -> int:
     return min(int(path.stem) for path in directory.glob("*.log"))
-
-
-def base_of_active(directory: Path) -> int:
-    return max(int(path.stem) for path in directory.glob("*.log"))
 
 
 def names_of_others(log_dir: Path, topic: str) -> set[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from tests.e2e.archives import (
     archived_bytes,
     archived_manifest,
     assert_whole,
+    base_of_active,
     closed_segments,
     read_records,
     stored_segments,
@@ -16,18 +15,11 @@ from tests.e2e.archives import (
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.cluster import cluster_admin, start_broker
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _LARGE = {"max_batch_size": 200_000}
 
 
 def values(count: int, *, first: int) -> list[bytes]:
     return [bytes([number]) * 100_000 for number in range(first, first + count)]
-
-
-def base_of_active(directory: Path) -> int:
-    return max(int(path.stem) for path in directory.glob("*.log"))
 
 
 async def test_unclean_election_replaces_what_is_off_the_new_lineage(brokers, daemons_of, objects, topic):

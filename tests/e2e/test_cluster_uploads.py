@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from aiokafka.admin import RecordsToDelete
 from aiokafka.structs import TopicPartition as ClientPartition
 
@@ -11,6 +9,7 @@ from tests.e2e.archives import (
     archived_bytes,
     archived_manifest,
     assert_whole,
+    base_of_active,
     closed_segments,
     data_keys,
     read_records,
@@ -19,9 +18,6 @@ from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, consumed
 from tests.support.daemon import run_json
 from tieringd.formats.object_keys import brokers_prefix
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _INTERVAL = {"cloud_storage_segment_max_upload_interval_sec": 2}
 _VALUE_BYTES = 100_000
 _LARGE = {"max_batch_size": 200_000}
@@ -29,10 +25,6 @@ _LARGE = {"max_batch_size": 200_000}
 
 def values(count: int) -> list[bytes]:
     return [bytes([number]) * _VALUE_BYTES for number in range(count)]
-
-
-def base_of_active(directory: Path) -> int:
-    return max(int(path.stem) for path in directory.glob("*.log"))
 
 
 async def test_idle_timeout_uploads_the_stable_part_of_an_active_segment(brokers, daemons_of, objects, topic):

@@ -8,6 +8,7 @@ from tests.e2e.archives import (
     archived_bytes,
     archived_manifest,
     assert_whole,
+    base_of_active,
     closed_segments,
     read_records,
     segment_keys,
@@ -100,7 +101,7 @@ def test_topics_lists_every_archived_topic(kafka, samples):
 def test_describe_gives_offsets_and_sizes(kafka, samples):
     """A topic's partitions are described with the bounds of what is stored of them."""
     closed = closed_segments(kafka.log_dir() / f"{APPEND_TIME}-0")
-    active = max(int(path.stem) for path in (kafka.log_dir() / f"{APPEND_TIME}-0").glob("*.log"))
+    active = base_of_active(kafka.log_dir() / f"{APPEND_TIME}-0")
 
     (row,) = run_json("archive", "describe", APPEND_TIME, "-c", str(samples.config))
 

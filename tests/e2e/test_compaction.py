@@ -14,7 +14,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tests.e2e.archives import archived_manifest, assert_whole, closed_segments, read_records
+from tests.e2e.archives import archived_manifest, assert_whole, base_of_active, closed_segments, read_records
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import consumed
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
@@ -110,7 +110,7 @@ def stored_sizes(manifest):
 def until_archived(daemon, behind, topic):
     """Return when all that is closed is in the archive."""
     directory = behind.cluster.log_dir() / f"{topic}-0"
-    daemon.until_next_offset(topic, max(int(path.stem) for path in directory.glob("*.log")))
+    daemon.until_next_offset(topic, base_of_active(directory))
 
 
 def cleaned_to(behind, topic):
@@ -123,7 +123,7 @@ def cleaned_to(behind, topic):
 def until_followed(daemon, behind, objects, topic):
     """Return when the cleaner has been over all that is closed, and the archive has what it left."""
     directory = behind.cluster.log_dir() / f"{topic}-0"
-    active = max(int(path.stem) for path in directory.glob("*.log"))
+    active = base_of_active(directory)
     daemon.until(lambda: cleaned_to(behind, topic) == active, "the broker has compacted all that is closed")
 
     def is_so():

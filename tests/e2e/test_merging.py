@@ -9,7 +9,14 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from tests.e2e.archives import archived_manifest, assert_whole, data_keys, read_log, segment_keys
+from tests.e2e.archives import (
+    archived_manifest,
+    assert_whole,
+    base_of_active,
+    data_keys,
+    read_log,
+    segment_keys,
+)
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import ISOLATIONS, consumed, write_transactions
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
@@ -94,7 +101,7 @@ async def test_many_small_segments_become_few_under_readers(behind, config, topi
     with running_daemon(config) as daemon:
         daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
         directory = behind.cluster.log_dir() / f"{topic}-0"
-        daemon.until_next_offset(topic, max(int(path.stem) for path in directory.glob("*.log")))
+        daemon.until_next_offset(topic, base_of_active(directory))
         before = archived_manifest(objects, topic)
         await readers.once()
         explained = run_json("explain", topic, "0", "--config", str(config))["segments"]

@@ -6,7 +6,13 @@ import signal
 
 import pytest
 
-from tests.e2e.archives import archived_manifest, assert_whole, closed_segments, stored_segments
+from tests.e2e.archives import (
+    archived_manifest,
+    assert_whole,
+    base_of_active,
+    closed_segments,
+    stored_segments,
+)
 from tests.e2e.conftest import BUCKET
 from tests.e2e.log_files import RECORDS, add_segments, write_partition
 from tests.e2e.sample_topics import SEGMENTS
@@ -109,7 +115,3 @@ async def test_broker_restart_is_said_and_caught_up(kafka, write_kafka_config, o
     assert manifest.epochs[0] == (first_epoch, 0)
     assert (manifest.epochs[1:] and manifest.epochs[1][1]) == last_offset + 1
     assert_whole(path)
-
-
-def base_of_active(directory) -> int:
-    return max(int(path.stem) for path in directory.glob("*.log"))

@@ -5,7 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from tests.e2e.archives import archived_bytes, archived_manifests, assert_whole, closed_segments, read_records
+from tests.e2e.archives import (
+    archived_bytes,
+    archived_manifests,
+    assert_whole,
+    base_of_active,
+    closed_segments,
+    read_records,
+)
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
@@ -19,10 +26,6 @@ _PACE = {
     "cloud_storage_topic_purge_grace_period_ms": "1s",
     "cloud_storage_housekeeping_interval_ms": "500ms",
 }
-
-
-def base_of_active(kafka, topic) -> int:
-    return max(int(path.stem) for path in (kafka.log_dir() / f"{topic}-0").glob("*.log"))
 
 
 def remote_delete_of(objects, topic) -> bool | None:
@@ -48,7 +51,7 @@ async def test_archive_of_a_deleted_topic_is_purged(kafka, write_kafka_config, o
         daemon.until(lambda: not daemon.partition(topic), "the deleted topic is not archived any more")
         await kafka.create_topic(topic, configs=SEGMENTS)
         await kafka.produce(topic, _VALUES[::-1][:25], max_batch_size=200_000)
-        daemon.until_next_offset(topic, base_of_active(kafka, topic))
+        daemon.until_next_offset(topic, base_of_active(kafka.log_dir() / f"{topic}-0"))
         daemon.until(
             lambda: [key for key in objects.keys() if old_id in key and "topic_manifest" not in key] == [],  # noqa: SIM118
             "every object of the deleted topic is gone",

@@ -6,6 +6,7 @@ from tests.e2e.archives import (
     archived_bytes,
     archived_manifest,
     archived_manifests,
+    base_of_active,
     closed_segments,
     data_keys,
     stored_segments,
@@ -16,10 +17,6 @@ from tests.support.daemon import run_json, running_daemon
 _VALUES = [bytes([number]) * 100_000 for number in range(35)]
 
 
-def base_of_active(kafka, topic) -> int:
-    return max(int(path.stem) for path in (kafka.log_dir() / f"{topic}-0").glob("*.log"))
-
-
 async def test_topic_created_again_shares_nothing_with_the_old_one(kafka, write_kafka_config, objects, topic):
     """A topic that is deleted and created again has a manifest of its own; the old one stays as it was."""
     properties = {"redpanda.remote.write": True, "redpanda.remote.delete": False}
@@ -27,7 +24,7 @@ async def test_topic_created_again_shares_nothing_with_the_old_one(kafka, write_
     with running_daemon(path) as daemon:
         await kafka.create_topic(topic, configs=SEGMENTS)
         await kafka.produce(topic, _VALUES, max_batch_size=200_000)
-        daemon.until_next_offset(topic, base_of_active(kafka, topic))
+        daemon.until_next_offset(topic, base_of_active(kafka.log_dir() / f"{topic}-0"))
         old = archived_manifest(objects, topic)
         old_bytes = stored_segments(objects, old)
 
@@ -35,7 +32,7 @@ async def test_topic_created_again_shares_nothing_with_the_old_one(kafka, write_
         daemon.until(lambda: not daemon.partition(topic), "the deleted topic is not archived any more")
         await kafka.create_topic(topic, configs=SEGMENTS)
         await kafka.produce(topic, _VALUES[::-1][:25], max_batch_size=200_000)
-        daemon.until_next_offset(topic, base_of_active(kafka, topic))
+        daemon.until_next_offset(topic, base_of_active(kafka.log_dir() / f"{topic}-0"))
         # Topic manifests are kept beside the rounds.
         daemon.until(
             lambda: len(run_json("archive", "topics", "--config", str(path))) == 2, "both topics are listed"
@@ -62,7 +59,7 @@ async def test_only_topics_with_remote_write_are_archived(kafka, write_kafka_con
         await kafka.produce(name, _VALUES[:15], max_batch_size=200_000)
     topics = {f"{topic}*": {"redpanda.remote.write": True}, off: {"redpanda.remote.write": False}}
     with running_daemon(write_kafka_config(topics=topics, retention_local_target_bytes_default=1)) as daemon:
-        daemon.until_next_offset(topic, base_of_active(kafka, topic))
+        daemon.until_next_offset(topic, base_of_active(kafka.log_dir() / f"{topic}-0"))
         daemon.until_rounds(3)
         assert [one["topic"] for one in daemon.status()["partitions"]] == [topic]
 
@@ -85,7 +82,7 @@ async def test_compacted_topic_is_archived_and_never_trimmed(kafka, write_kafka_
         topics={topic: {"redpanda.remote.write": True}}, retention_local_target_bytes_default=1
     )
     with running_daemon(path) as daemon:
-        daemon.until_next_offset(topic, base_of_active(kafka, topic))
+        daemon.until_next_offset(topic, base_of_active(kafka.log_dir() / f"{topic}-0"))
         daemon.until_rounds(5)
         assert daemon.events("trim refused") == []
         assert not daemon.metric("tieringd_trim_failures_total", topic=topic)

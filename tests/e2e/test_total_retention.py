@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from tests.e2e.archives import archived_manifest, assert_whole, closed_segments, data_keys, read_records
+from tests.e2e.archives import (
+    archived_manifest,
+    assert_whole,
+    base_of_active,
+    closed_segments,
+    data_keys,
+    read_records,
+)
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.daemon import run_json, run_well, running_daemon
 
@@ -103,7 +110,7 @@ async def test_partition_is_kept_within_its_bytes_over_both_tiers(kafka, write_k
 
     with running_daemon(config) as daemon:
         daemon.until(
-            lambda: daemon.next_offset(topic) == max(int(path.stem) for path in directory.glob("*.log")),
+            lambda: daemon.next_offset(topic) == base_of_active(directory),
             "all closed segments are archived",
         )
         daemon.until(lambda: archived_manifest(objects, topic).start_offset, "the oldest have expired")

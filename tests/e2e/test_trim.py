@@ -9,7 +9,14 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as ClientPartition
 
-from tests.e2e.archives import archived_bytes, archived_manifest, assert_whole, closed_segments, read_records
+from tests.e2e.archives import (
+    archived_bytes,
+    archived_manifest,
+    assert_whole,
+    base_of_active,
+    closed_segments,
+    read_records,
+)
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.daemon import run_command, running_daemon
 
@@ -65,7 +72,7 @@ async def test_trim_moves_the_log_start_and_leaves_no_gap(kafka, config, objects
         daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
         # The broker deletes the files at its next look.
         daemon.until(lambda: min(closed_segments(directory)) > 0, "the broker has deleted the files")
-        daemon.until_next_offset(topic, max(int(path.stem) for path in directory.glob("*.log")))
+        daemon.until_next_offset(topic, base_of_active(directory))
         daemon.until_rounds(3)
         trimmed_bytes = daemon.metric("tieringd_trimmed_bytes_total", topic=topic)
 
@@ -108,7 +115,7 @@ async def test_nothing_is_trimmed_while_the_store_is_away(kafka, seaweedfs, conf
         finally:
             seaweedfs.resume()
         daemon.until(lambda: daemon.events("local log trimmed"), "the log is trimmed")
-        daemon.until_next_offset(topic, max(int(path.stem) for path in directory.glob("*.log")))
+        daemon.until_next_offset(topic, base_of_active(directory))
 
     assert await log_start_offset(kafka, topic) <= archived_manifest(objects, topic).next_offset
     assert archived_bytes(config, topic) == b"".join(closed.values())
@@ -153,7 +160,7 @@ async def test_open_transaction_is_neither_uploaded_nor_trimmed(kafka, config, o
             assert await log_start_offset(kafka, topic) <= 15
             closed = closed_segments(directory)
             await producer.abort_transaction()
-            daemon.until_next_offset(topic, max(int(path.stem) for path in directory.glob("*.log")))
+            daemon.until_next_offset(topic, base_of_active(directory))
     stored = archived_bytes(config, topic)
     assert stored.endswith(b"".join(closed.values()))
     assert 15 not in [one.offset for one in read_records(config, topic, "--isolation", "read_committed")]

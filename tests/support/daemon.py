@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from tests.support.azurite import Azurite
     from tests.support.kafka import KafkaCluster
     from tests.support.seaweedfs import SeaweedFS
 
@@ -106,17 +107,35 @@ def kafka_config(
     } | changes
 
 
+def endpoint_properties(url: str) -> dict[str, Any]:
+    """Return the properties that lead to a store's server."""
+    host, port = url.removeprefix("http://").split(":")
+    return {
+        "cloud_storage_api_endpoint": host,
+        "cloud_storage_api_endpoint_port": int(port),
+        "cloud_storage_disable_tls": True,
+    }
+
+
+def azure_properties(store: Azurite, *, container: str) -> dict[str, Any]:
+    """Return the properties that name a container, but for those of its server."""
+    return {
+        "cloud_storage_backend": "azure",
+        "cloud_storage_azure_container": container,
+        "cloud_storage_azure_storage_account": store.account,
+        "cloud_storage_azure_shared_key": store.key,
+        "cloud_storage_url_style": "path",
+    }
+
+
 def s3_properties(store: SeaweedFS, *, bucket: str, prefix: str) -> dict[str, Any]:
     """Return the properties that lead to a prefix of a bucket."""
-    host, port = store.endpoint_url.removeprefix("http://").split(":")
     return {
         "cloud_storage_backend": "aws",
         "cloud_storage_bucket": bucket,
         "cloud_storage_access_key": store.access_key,
         "cloud_storage_secret_key": store.secret_key,
-        "cloud_storage_api_endpoint": host,
-        "cloud_storage_api_endpoint_port": int(port),
-        "cloud_storage_disable_tls": True,
+        **endpoint_properties(store.endpoint_url),
         "cloud_storage_prefix": prefix,
     }
 

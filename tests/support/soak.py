@@ -29,7 +29,7 @@ from rich.console import Console
 
 from tests.support.azurite import running_azurite
 from tests.support.certificate import write_certificate
-from tests.support.daemon import directory_config, write_config
+from tests.support.daemon import azure_properties, directory_config, write_config
 from tests.support.fake_gcs import running_fake_gcs
 from tests.support.fault_proxy import (
     Answer,
@@ -193,13 +193,7 @@ async def serving_azure(directory: Path) -> AsyncIterator[tuple[str, dict[str, A
         store.create_container(BUCKET)
         yield (
             store.endpoint.removesuffix(f"/{store.account}"),
-            {
-                "cloud_storage_backend": "azure",
-                "cloud_storage_azure_container": BUCKET,
-                "cloud_storage_azure_storage_account": store.account,
-                "cloud_storage_azure_shared_key": store.key,
-                "cloud_storage_url_style": "path",
-            },
+            azure_properties(store, container=BUCKET),
         )
 
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from tests.e2e.archives import archived_manifest, archived_manifests, assert_whole, read_records
+from tests.e2e.archives import (
+    archived_manifest,
+    archived_manifests,
+    assert_whole,
+    base_of_active,
+    read_records,
+)
 from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, consumed
 from tests.support.daemon import run_command
 from tieringd.config import load_config
@@ -83,7 +89,7 @@ class KeyedTopic:
     def is_archived(self) -> bool:
         """Say whether the archive reaches to the active segment."""
         directory = self.kafka.log_dir() / f"{self.name}-0"
-        active = max(int(path.stem) for path in directory.glob("*.log"))
+        active = base_of_active(directory)
         manifests = archived_manifests(self.objects, self.name)
         return [one.next_offset for one in manifests.values()] == [active]
 

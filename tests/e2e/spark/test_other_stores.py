@@ -16,7 +16,7 @@ from tests.e2e.log_files import RECORDS, write_partition
 from tests.e2e.spark.keyed_topics import archive_once, assert_sound
 from tests.e2e.spark.rows import frame, seen_in
 from tests.support.azurite import running_azurite
-from tests.support.daemon import directory_config, write_config
+from tests.support.daemon import azure_properties, directory_config, endpoint_properties, write_config
 from tests.support.fake_gcs import running_fake_gcs
 from tests.support.gcs_token_endpoint import ACCOUNT, GcsTokenEndpoint
 from tests.support.raw_http import serving
@@ -85,13 +85,7 @@ def azure(directory):
         store.create_container(BUCKET)
         yield (
             store.endpoint.removesuffix(f"/{store.account}"),
-            {
-                "cloud_storage_backend": "azure",
-                "cloud_storage_azure_container": BUCKET,
-                "cloud_storage_azure_storage_account": store.account,
-                "cloud_storage_azure_shared_key": store.key,
-                "cloud_storage_url_style": "path",
-            },
+            azure_properties(store, container=BUCKET),
             f"azure://{BUCKET}/tables",
         )
 
@@ -105,11 +99,7 @@ def archive(request, tmp_path):
     directory.mkdir()
     with ExitStack() as stack:
         url, properties, target = stack.enter_context(request.param(directory))
-        host, _, port = url.removeprefix("http://").partition(":")
-        properties |= {
-            "cloud_storage_api_endpoint": host,
-            "cloud_storage_api_endpoint_port": int(port),
-            "cloud_storage_disable_tls": True,
+        properties |= endpoint_properties(url) | {
             "cloud_storage_segment_size_target": "1MiB",
             "cloud_storage_segment_size_min": "4KiB",
         }

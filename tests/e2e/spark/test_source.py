@@ -11,7 +11,7 @@ import pytest_asyncio
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 
-from tests.e2e.archives import archived_manifest
+from tests.e2e.archives import archived_manifest, base_of_active
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import (
     FIRST_TIME_MS,
@@ -75,7 +75,7 @@ async def compacted(kafka, seaweedfs, prefix, tmp_path, topic):
             value = None if number == 7 else random.randbytes(20_000)
             await producer.send(topic, value, key=b"key-%d" % random.randrange(40), partition=0)
         await producer.send_and_wait(topic, b"end", key=b"end", partition=0)
-    active = max(int(path.stem) for path in (kafka.log_dir() / f"{topic}-0").glob("*.log"))
+    active = base_of_active(kafka.log_dir() / f"{topic}-0")
     changes = {"topics": {topic: {"redpanda.remote.write": True}}}
     config = kafka_config(kafka, seaweedfs, tmp_path / "state", bucket=BUCKET, prefix=prefix, **changes)
     await asyncio.to_thread(_until_cleaned, kafka, topic, active)
