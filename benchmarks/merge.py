@@ -60,7 +60,7 @@ _WAYS = ("joined", "streamed")
 class WithoutJoin(ResilientStore):
     """The same store, as if it could not join."""
 
-    join = None  # type: ignore[assignment]
+    join = None
 
 
 @dataclass(frozen=True, slots=True)

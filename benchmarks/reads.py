@@ -132,7 +132,7 @@ class ObstoreReads(_ThreadedReader):
 
     def read(self, position: int) -> bytes:
         """Read one range."""
-        return obstore.get_range(self._store, SERVED_KEY, start=position, length=_RANGE_BYTES)  # type: ignore[return-value]
+        return obstore.get_range(self._store, SERVED_KEY, start=position, length=_RANGE_BYTES)
 
 
 class RawReads(_ThreadedReader):
@@ -158,7 +158,7 @@ class RawReads(_ThreadedReader):
         view = memoryview(data)[len(begun) :]
         while view:
             view = view[connection.recv_into(view) :]
-        return data  # type: ignore[return-value]
+        return data
 
     def close(self) -> None:
         """End the threads and the connections."""

@@ -38,7 +38,7 @@ class TlsConnection:
         """Read what there is, at most a record; 0 at the end."""
         while True:
             try:
-                return self._object.read(len(buffer), buffer)  # type: ignore[arg-type, return-value]
+                return self._object.read(len(buffer), buffer)
             except ssl.SSLWantReadError:
                 self._fill()
             except ssl.SSLEOFError:

@@ -43,7 +43,7 @@ async def test_archive_of_a_deleted_topic_is_purged(kafka, write_kafka_config, o
         for name in (stays, topic):
             await kafka.create_topic(name, configs=SEGMENTS)
             await kafka.produce(name, _VALUES, max_batch_size=200_000)
-            daemon.until_next_offset(name, base_of_active(kafka, name))
+            daemon.until_next_offset(name, base_of_active(kafka.log_dir() / f"{name}-0"))
         (old_id,) = archived_manifests(objects, topic)
         daemon.until(lambda: remote_delete_of(objects, topic), "remote.delete is recorded")
 
@@ -84,7 +84,7 @@ async def test_cluster_that_was_lost_is_not_purged(seaweedfs, prefix, topic, tmp
         for name in names:
             await cluster.create_topic(name, configs=SEGMENTS)
             await cluster.produce(name, _VALUES, max_batch_size=200_000)
-            daemon.until_next_offset(name, base_of_active(cluster, name))
+            daemon.until_next_offset(name, base_of_active(cluster.log_dir() / f"{name}-0"))
 
     first = await KafkaCluster.start(tmp_path / "first")
     try:

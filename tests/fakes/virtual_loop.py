@@ -54,7 +54,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Move the clock on."""
         self._now += max(0.0, seconds)
 
-    def run_in_executor(  # type: ignore[override]
+    def run_in_executor(
         self, executor: Executor | None, function: Callable[..., Any], *arguments: Any
     ) -> asyncio.Future[Any]:
         """Run *function* a little later, whatever becomes of its caller."""

@@ -38,7 +38,7 @@ PACE = RetentionPace(interval_ms=60_000, delete_delay_ms=120_000)
 class StreamingStore(DistantStore):
     """One that cannot join: the bytes pass through a file."""
 
-    join = None  # type: ignore[assignment]
+    join = None
 
 
 def small_segments(log_dir: Path) -> LogWriter:

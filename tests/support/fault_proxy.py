@@ -161,7 +161,8 @@ class FaultProxy:
         """Serve one connection, request after request."""
         while head := await _read_head(client):
             first, headers = _parse(head)
-            exchange = ProxiedExchange(*first.split(" ")[:2], headers)
+            method, target = first.split(" ")[:2]
+            exchange = ProxiedExchange(method, target, headers)
             exchange.fault = self._fault_for(exchange)
             self.exchanges.append(exchange)
             if not await self._exchange(exchange, head, client, to_client):

@@ -21,7 +21,7 @@ WHOLE = b"".join(PARTS)
 class PlainStore(MemoryStore):
     """A store that cannot join."""
 
-    join = None  # type: ignore[assignment]
+    join = None
 
 
 class HelplessStore(MemoryStore):

@@ -187,7 +187,9 @@ def test_any_index_is_read_as_it_was_written(version, base_offset, max_offset, t
         version=version, base_offset=base_offset, max_offset=max_offset, times_ms=times_ms, **fields
     )
     broker_time_ms = fields["broker_time_ms"] if version >= 6 else None
-    assert parse_base_index(data) == BaseIndex(base_offset, max_offset, *times_ms, broker_time_ms)
+    assert parse_base_index(data) == BaseIndex(
+        base_offset, max_offset, *times_ms, broker_timestamp_ms=broker_time_ms
+    )
 
 
 @given(version=st.integers(0, 255), needed=st.integers(0, 255), fields=st.binary(max_size=120))

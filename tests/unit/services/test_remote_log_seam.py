@@ -169,7 +169,9 @@ async def test_lists_ascend_from_a_base_offset(remote_log, archive, writer, part
 )
 def test_position_is_that_of_the_entry_before(entries, offset, position):
     """Kafka's own: a look-up gives the greatest entry up to the offset, or the segment's begin."""
-    index = SegmentIndex(45, 99, 100, 0, 0, 0, (), (), tuple(IndexEntry(*one, 0) for one in entries))
+    index = SegmentIndex(
+        45, 99, 100, 0, 0, 0, (), (), tuple(IndexEntry(*one, max_timestamp_ms=0) for one in entries)
+    )
     assert floor_position(index, offset) == position
 
 

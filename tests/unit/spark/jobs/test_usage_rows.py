@@ -140,7 +140,7 @@ Summed = namedtuple("Summed", (*NAMES, "stored_bytes"))  # noqa: PYI024 - as Spa
 def summed(topic, day, stored_bytes, **counts) -> Summed:
     whole = Counter(dict.fromkeys(NAMES, 0)) | counts
     fields = {name: counts.get(name, 0) for name in whole} | {"topic": topic, "day": day}
-    return Summed(**fields, stored_bytes=stored_bytes)
+    return Summed(**fields | {"stored_bytes": stored_bytes})
 
 
 def test_report_sums_up_and_prices():

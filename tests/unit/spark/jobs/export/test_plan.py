@@ -138,6 +138,6 @@ def test_lost_offsets_are_told_once(known, left):
     """Whatever was told before, in any order; what is of another partition says nothing."""
     lost = Lost(PARTITION, 10, 20, "why")
     other = Lost(OTHER, 0, 100, "why")
-    found = without(lost, [other, *(Lost(PARTITION, *one, "before") for one in known)])
+    found = without(lost, [other, *(Lost(PARTITION, *one, reason="before") for one in known)])
     assert [(one.from_offset, one.next_offset) for one in found] == left
     assert {one.reason for one in found} <= {"why"}
