@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from functools import partial
 
 import pytest
 
-from tests.e2e.archives import read_log, unreferenced
+from tests.e2e.archives import FileObjects, archived_manifest, read_log, read_records, unreferenced
+from tests.e2e.log_files import write_partition
 from tests.e2e.sample_topics import ISOLATIONS
 from tests.e2e.spark.keyed_topics import (
     KeyedTopic,
@@ -17,9 +19,10 @@ from tests.e2e.spark.keyed_topics import (
     assert_sound,
     config_of,
 )
-from tests.support.daemon import running_daemon
+from tests.support.daemon import directory_config, running_daemon, write_config
 from tests.support.processes import Server
 from tests.unit.spark.rewriting import latest_of
+from tieringd.spark.jobs.chosen import rounds
 from tieringd.spark.jobs.compact import compact
 from tieringd.spark.jobs.compaction_range import CompactOptions
 
@@ -142,4 +145,43 @@ async def test_job_that_is_killed_leaves_the_archive_as_it_was(keyed, write_kafk
     assert report.faults == ()
     expected = latest_of(records["read_committed"])
     assert archived_records(path, keyed.name) == dict.fromkeys(ISOLATIONS, expected)
+    assert_sound(path)
+
+
+async def test_round_that_fails_leaves_what_those_before_it_did(tmp_path, spark, monkeypatch):
+    """The report has both, the second partition is as it was, and another run does it."""
+    for number in range(2):
+        write_partition(tmp_path / "logs", f"orders-{number}", segments=4)
+    bucket, aside = tmp_path / "archive", tmp_path / "aside"
+    bucket.mkdir()
+    properties = directory_config([tmp_path / "logs"], bucket, tmp_path / "state")
+    path = write_config(tmp_path / "tieringd.yaml", properties)
+    archive_once(path)
+    objects = FileObjects(bucket)
+    before = [archived_manifest(objects, "orders", number) for number in range(2)]
+    monkeypatch.setattr("tieringd.spark.jobs.compact.rounds", partial(rounds, round_bytes=1))
+    phases = []
+
+    def take_the_bucket_away(what, done, total):
+        if done == total and phases[-1:] != [what]:
+            phases.append(what)
+            if len(phases) == 3:  # keys of the second partition have been read
+                bucket.rename(aside)
+                bucket.touch()
+
+    report = compact(spark, config_of(path), topics=["orders"], progress=take_the_bucket_away)
+    bucket.unlink()
+    aside.rename(bucket)
+
+    (fault,) = report.faults
+    assert fault.startswith("the job stopped before its end; run it again: a task failed: ")
+    assert report.figures["partitions_changed"] == 1
+    after = [archived_manifest(objects, "orders", number) for number in range(2)]
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False, True]
+    assert_sound(path)
+
+    again = compact(spark, config_of(path), topics=["orders"])
+    assert (again.faults, again.figures["partitions_changed"]) == ((), 1)
+    for number in range(2):
+        assert [one.key for one in read_records(path, "orders", number=number)] == [b"k0", b"k1", b"k2"]
     assert_sound(path)
