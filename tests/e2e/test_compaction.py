@@ -6,15 +6,9 @@ from random import Random
 
 import pytest
 import pytest_asyncio
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 
 from tests.e2e.archives import archived_manifest, assert_whole, base_of_active, closed_segments, read_records
+from tests.e2e.cleaned_topics import EAGER_CLEANER, cleaned_to, create, let_cleaner_at
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import consumed
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
@@ -23,13 +17,12 @@ from tests.support.gateways import BrokerBehind
 
 ISOLATIONS = ("read_uncommitted", "read_committed")
 _KEYS = 7
-_CLEANER = {"log.cleaner.backoff.ms": "200", "log.cleaner.dedupe.buffer.size": str(16 << 20)}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def behind(tmp_path_factory):
     """Give a broker whose cleaner looks every moment, and whose second listener advertises the gateway."""
-    found = await BrokerBehind.start(tmp_path_factory.mktemp("behind"), properties=_CLEANER)
+    found = await BrokerBehind.start(tmp_path_factory.mktemp("behind"), properties=EAGER_CLEANER)
     yield found
     await found.cluster.stop()
 
@@ -53,29 +46,6 @@ def config_of(behind, seaweedfs, tmp_path, prefix):
         return write_config(tmp_path / "tieringd.yaml", config)
 
     return write
-
-
-async def create(behind, topic, policy):
-    """Create a topic whose records are not compacted before a test lets the cleaner at them."""
-    configs = {
-        "cleanup.policy": policy,
-        "segment.bytes": str(1 << 20),
-        "retention.ms": "-1",
-        "file.delete.delay.ms": "100",
-        "delete.retention.ms": "0",
-        "min.cleanable.dirty.ratio": "0.01",
-        "min.compaction.lag.ms": "86400000",
-    }
-    await behind.cluster.create_topic(topic, configs=configs)
-
-
-def let_cleaner_at(behind, topic):
-    """Let the broker compact whatever is closed."""
-    admin = AdminClient({"bootstrap.servers": behind.cluster.bootstrap})
-    entry = ConfigEntry("min.compaction.lag.ms", "0", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
 
 
 async def write(behind, topic, *, seed):
@@ -113,18 +83,13 @@ def until_archived(daemon, behind, topic):
     daemon.until_next_offset(topic, base_of_active(directory))
 
 
-def cleaned_to(behind, topic):
-    """Return how far the broker's cleaner has come, as it notes it."""
-    path = behind.cluster.log_dir() / "cleaner-offset-checkpoint"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((int(line.split()[2]) for line in lines if line.startswith(f"{topic} 0 ")), 0)
-
-
 def until_followed(daemon, behind, objects, topic):
     """Return when the cleaner has been over all that is closed, and the archive has what it left."""
     directory = behind.cluster.log_dir() / f"{topic}-0"
     active = base_of_active(directory)
-    daemon.until(lambda: cleaned_to(behind, topic) == active, "the broker has compacted all that is closed")
+    daemon.until(
+        lambda: cleaned_to(behind.cluster, topic) == active, "the broker has compacted all that is closed"
+    )
 
     def is_so():
         sizes = {base: len(data) for base, data in closed_segments(directory).items()}
@@ -140,14 +105,14 @@ async def as_the_broker_gives(behind, topic, isolation, next_offset):
 @pytest.mark.parametrize("policy", ["compact", "compact,delete"])
 async def test_archive_gives_what_the_broker_gives(behind, config_of, objects, topic, policy):
     """After each run of the cleaner the archived records are the broker's, in both isolation levels."""
-    await create(behind, topic, policy)
+    await create(behind.cluster, topic, policy)
     config = config_of(topic)
     await write(behind, topic, seed=1)
     with running_daemon(config) as daemon:
         until_archived(daemon, behind, topic)
         original = archived_manifest(objects, topic)
         before = {one: await as_the_broker_gives(behind, topic, one, 10**9) for one in ISOLATIONS}
-        let_cleaner_at(behind, topic)
+        let_cleaner_at(behind.cluster, topic)
         until_followed(daemon, behind, objects, topic)
         for seed in (2, 3):
             await write(behind, topic, seed=seed)
@@ -170,12 +135,12 @@ async def test_archive_gives_what_the_broker_gives(behind, config_of, objects, t
 
 async def test_compacted_segments_are_trimmed_and_still_read(behind, config_of, objects, topic, tmp_path):
     """With `compact,delete`, what is trimmed after its compaction reads through the gateway as before."""
-    await create(behind, topic, "compact,delete")
+    await create(behind.cluster, topic, "compact,delete")
     keep = config_of(topic)
     await write(behind, topic, seed=1)
     with running_daemon(keep) as daemon:
         until_archived(daemon, behind, topic)
-        let_cleaner_at(behind, topic)
+        let_cleaner_at(behind.cluster, topic)
         until_followed(daemon, behind, objects, topic)
     whole = {
         one: [(each.offset, each.value) for each in await consumed(behind.cluster, topic, one)]

@@ -32,7 +32,7 @@ from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES, EndedBy,
 from tieringd.model.segment import BrokerIndexes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tieringd.formats.segment_scan import SegmentScan
     from tieringd.formats.transactions import TransactionTracker
@@ -141,26 +141,42 @@ def position_of(fd: int, segment: LocalSegment, offset: int) -> int:
         CorruptDataError: *offset* is inside a batch, or a header before it is impossible.
         LocalFileError: The file cannot be read, or is shorter than it was.
     """
+    (position,) = positions_of(fd, segment, (offset,))
+    return position
+
+
+def positions_of(fd: int, segment: LocalSegment, offsets: Sequence[int]) -> tuple[int, ...]:
+    """
+    Return where the first batch at or past each of *offsets*, which ascend, begins in the open file.
+
+    Raises:
+        OldMagicError: The segment holds message format v0 or v1.
+        CorruptDataError: An offset is inside a batch, or a header before the last one is impossible.
+        LocalFileError: The file cannot be read, or is shorter than it was.
+    """
     walk = HeaderWalk(
         lambda at, size_bytes: _read_at(fd, at, size_bytes, segment),
         size_bytes=segment.size_bytes,
         base_offset=segment.base_offset,
         source=segment.path,
     )
+    found: list[int] = []
     for position, header in walk.batches():
-        if header.last_offset < offset:
-            continue
-        if header.base_offset < offset:
-            raise CorruptDataError(
-                f"offset {offset}, where the archive goes on, is inside the batch from {header.base_offset} "
-                f"to {header.last_offset}",
-                source=segment.path,
-                position=position,
-                offset=header.base_offset,
-                hint="The local log is not the one that was archived",
-            )
-        return position
-    return walk.position
+        while len(found) < len(offsets) and offsets[len(found)] <= header.last_offset:
+            offset = offsets[len(found)]
+            if header.base_offset < offset:
+                raise CorruptDataError(
+                    f"offset {offset}, where the archive goes on, is inside the batch from "
+                    f"{header.base_offset} to {header.last_offset}",
+                    source=segment.path,
+                    position=position,
+                    offset=header.base_offset,
+                    hint="The local log is not the one that was archived",
+                )
+            found.append(position)
+        if len(found) == len(offsets):
+            break
+    return (*found, *(walk.position for _ in offsets[len(found) :]))
 
 
 def scan_segment_file(

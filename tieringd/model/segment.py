@@ -96,15 +96,24 @@ class SegmentSlice:
     base_offset: int
     """The first offset to take: the segment's own base, or where the archive goes on."""
     next_offset: int
-    """Exclusive. A bound only where *is_open*: then the slice ends with the last whole batch below it."""
+    """Exclusive. A bound only where *is_open*: then the slice ends with the last whole batch below it,
+    unless it *keeps_end*."""
     is_open: bool = False
     """Whether the segment goes on after the slice."""
+    keeps_end: bool = False
+    """Whether it ends at *next_offset* wherever its last batch does: what followed was compacted away."""
 
     @classmethod
     def whole(cls, segment: LocalSegment) -> SegmentSlice:
         """Return all of a closed segment."""
         assert segment.next_offset is not None, "an active segment has no end"
         return cls(segment, segment.base_offset, segment.next_offset)
+
+    @classmethod
+    def between(cls, segment: LocalSegment, base_offset: int, next_offset: int) -> SegmentSlice:
+        """Return the part of a closed segment that was archived by itself, from *base_offset* on."""
+        is_open = next_offset != segment.next_offset
+        return cls(segment, base_offset, next_offset, is_open=is_open, keeps_end=True)
 
     @property
     def is_whole(self) -> bool:
@@ -114,6 +123,14 @@ class SegmentSlice:
             self.segment.next_offset,
             False,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """What a local segment's file has between two offsets."""
+
+    size_bytes: int
+    crc32c: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ without saving a byte, each broker's in its own way, and nothing is trimmed that
 
 Bounds count, and not the offsets found inside: compaction leaves holes that are no gaps. Nothing is
 replaced over a recorded gap, nothing past the last stable offset, nothing that the broker is letting go.
-Nothing takes the place of what a job has rewritten: an erased record would come back with it.
-What is spilled is passed over; the archiver takes back whatever the local log still holds.
+Nothing takes the place of what a job has rewritten: an erased record would come back with it. Where a file
+has that and more, and the log is trimmed, the rest may be replaced piece by piece; the file would stay for
+ever otherwise. What is spilled is passed over; the archiver takes back whatever the local log still holds.
 
 This decides nothing about trimming. A segment whose file is not what the archive holds is never trimmed,
 before and after this.
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import LogBounds
-    from tieringd.model.segment import LocalSegment, RemoteSegment
+    from tieringd.model.segment import FilePart, LocalSegment, RemoteSegment
 
 RUN_SEGMENTS_MAX = 64
 """Local segments in one run: where brokers cut their logs so differently, more is not worth one commit."""
@@ -60,19 +61,19 @@ RunIdentity: TypeAlias = tuple[tuple[int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Reupload:
-    """Local segments, and the archived ones whose place they take; both of the same offsets."""
+    """Local segments, and the archived ones whose place they take, or a part of them takes."""
 
     segments: tuple[LocalSegment, ...]
     replaced: tuple[RemoteSegment, ...]
 
     @property
     def base_offset(self) -> int:
-        """Return the first offset of both."""
+        """Return the first offset that is replaced."""
         return self.replaced[0].base_offset
 
     @property
     def next_offset(self) -> int:
-        """Return the first offset after both."""
+        """Return the first offset after what is replaced."""
         return self.replaced[-1].next_offset
 
     @property
@@ -100,6 +101,10 @@ class ReuploadPlan:
 
     reuploads: tuple[Reupload, ...]
     passed: tuple[PassedOver, ...]
+    beside_rewritten: tuple[Reupload, ...] = ()
+    """
+    Files that are passed over as a whole, and of which parts may go: reading them tells; see `parts_to_go`.
+    """
 
 
 def plan_reuploads(
@@ -127,7 +132,24 @@ def plan_reuploads(
     for segment in log.segments:
         walk.take(segment, _why_not(segment, manifest, bounds))
     walk.end(NOT_ALIGNED)
-    return ReuploadPlan(tuple(walk.reuploads), tuple(walk.passed))
+    return ReuploadPlan(tuple(walk.reuploads), tuple(walk.passed), tuple(walk.beside_rewritten))
+
+
+def parts_to_go(found: Reupload, parts: Sequence[FilePart]) -> tuple[Reupload, ...]:
+    """
+    Return the archived segments that parts of a file take the place of; each replaces one.
+
+    *found* is of one file, beside what a job has rewritten; *parts* is what the file has of each segment
+    that is archived there. One of which it has nothing stays: its file may be lost, and not joined to this.
+    So does one of which it has more: a replica that was compacted less may have what was erased.
+    """
+    return tuple(
+        Reupload(found.segments, (piece,))
+        for piece, part in zip(found.replaced, parts, strict=True)
+        if not piece.is_rewritten
+        and 0 < part.size_bytes <= piece.size_bytes
+        and (part.size_bytes, part.crc32c) != (piece.size_bytes, piece.crc32c)
+    )
 
 
 def same_sized_head(log: LocalLog, manifest: PartitionManifest, bounds: LogBounds) -> Reupload | None:
@@ -190,6 +212,7 @@ class _Walk:
         self._differing = differing
         self._run: list[LocalSegment] = []
         self.reuploads: list[Reupload] = []
+        self.beside_rewritten: list[Reupload] = []
         self.passed: list[PassedOver] = []
 
     def take(self, segment: LocalSegment, why_not: str) -> None:
@@ -219,10 +242,21 @@ class _Walk:
     def _judge(self, found: Reupload) -> None:
         reason = self._why_not_smaller(found)
         if reason:
+            if reason == REWRITTEN and self._may_go_in_parts(found):
+                self.beside_rewritten.append(found)
             self.end(reason)
         else:
             self._run = []
             self.reuploads.append(found)
+
+    def _may_go_in_parts(self, found: Reupload) -> bool:
+        return (
+            self._is_trimmed
+            and not self._is_reframed
+            and len(found.segments) == 1
+            and not all(one.is_rewritten for one in found.replaced)
+            and found.identity not in self._failed
+        )
 
     def _why_not_smaller(self, found: Reupload) -> str:
         if any(one.is_rewritten for one in found.replaced):

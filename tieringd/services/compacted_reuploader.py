@@ -7,6 +7,8 @@ its own commits: one commit names what was copied and retires what it replaces, 
 delay that readers with an older manifest need. So the order is data, index, manifest, and much later the
 deletion. A crash after any of them leaves at most objects that nothing names.
 
+Beside what a job has rewritten parts of a file replace single segments: they are copied as slices of it.
+
 What replaces what is decided in `policies.compacted_reupload`. A file that cannot be read is remembered as
 it is now, for as long as this object lives, and tried again only when it has changed.
 """
@@ -14,6 +16,7 @@ it is now, for as long as this object lives, and tried again only when it has ch
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -21,7 +24,12 @@ import structlog
 
 from tieringd.errors import CorruptDataError, LocalFileError, TieringError
 from tieringd.model.segment import SegmentSlice
-from tieringd.policies.compacted_reupload import plan_reuploads, reuploaded_segment, same_sized_head
+from tieringd.policies.compacted_reupload import (
+    parts_to_go,
+    plan_reuploads,
+    reuploaded_segment,
+    same_sized_head,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +38,7 @@ if TYPE_CHECKING:
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
+    from tieringd.model.segment import LocalSegment
     from tieringd.policies.compacted_reupload import Reupload, ReuploadPlan, RunIdentity
     from tieringd.services.claim import Claim
     from tieringd.services.observation import Observation
@@ -118,6 +127,8 @@ class CompactedReuploader:
         self._head: Reupload | None = None
         """The head of the log whose checksum was compared last, with what the archive had there."""
         self._differs = False
+        self._settled: set[Reupload] = set()
+        """Files beside rewritten segments of which no part is to go, with what the archive had there."""
 
     def plan(self, manifest: PartitionManifest, seen: Observation) -> ReuploadPlan:
         """
@@ -134,6 +145,9 @@ class CompactedReuploader:
             failed=self._failed,
             differing={head.identity} if head and self._differs and head == self._head else (),
         )
+        self._settled.intersection_update(plan.beside_rewritten)
+        left = tuple(one for one in plan.beside_rewritten if one not in self._settled)
+        plan = replace(plan, beside_rewritten=left)
         known = {one.identity for one in seen.log.segments}
         self._failed = {one for one in self._failed if known.issuperset(one)}
         for gone in [one for one in self._attempts if not known.issuperset(one)]:
@@ -157,6 +171,26 @@ class CompactedReuploader:
             found = await self._remote_log.local_checksums(head.segments[0], sizes)
             self._head, self._differs = head, found != tuple(one.crc32c for one in head.replaced)
 
+    async def parts_to_go(self, found: Reupload) -> tuple[Reupload, ...]:
+        """
+        Read a file that lies beside rewritten segments, and return which of the others parts of it replace.
+
+        Where there are none `plan` does not name the file again.
+
+        Raises:
+            LocalFileError: It cannot be read, or is not the one that was scanned.
+        """
+        (file,) = found.segments
+        offsets = [found.base_offset, *(one.next_offset for one in found.replaced)]
+        try:
+            parts = parts_to_go(found, await self._remote_log.local_parts(file, offsets))
+        except CorruptDataError as error:
+            self._give_up(found, error)
+            return ()
+        if not parts:
+            self._settled.add(found)
+        return parts
+
     async def prepare(self, seen: Observation, reupload: Reupload) -> CompactedReupload | None:
         """
         Store the objects of *reupload*; None when its files cannot be read, or are not smaller after all.
@@ -171,7 +205,7 @@ class CompactedReuploader:
         try:
             for segment in reupload.segments:
                 copy = await self._remote_log.copy_segment(
-                    self._leadership, seen.log, SegmentSlice.whole(segment), bytes_below=room
+                    self._leadership, seen.log, _part_of(segment, reupload), bytes_below=room
                 )
                 if copy is None:
                     self._failed.add(reupload.identity)
@@ -199,3 +233,9 @@ class CompactedReuploader:
             paths=[one.path for one in reupload.segments],
             error=str(error),
         )
+
+
+def _part_of(segment: LocalSegment, reupload: Reupload) -> SegmentSlice:
+    assert segment.next_offset is not None, "only closed segments are uploaded again"
+    begin = max(segment.base_offset, reupload.base_offset)
+    return SegmentSlice.between(segment, begin, min(segment.next_offset, reupload.next_offset))

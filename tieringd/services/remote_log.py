@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tieringd.broker.segment_file import OpenSegment
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import LocalSegment, RemoteSegment, SegmentIndex, SegmentSlice
+    from tieringd.model.segment import FilePart, LocalSegment, RemoteSegment, SegmentIndex, SegmentSlice
     from tieringd.services.upload_gate import UploadGate
     from tieringd.storage.base import ObjectStore
 
@@ -114,6 +114,16 @@ class RemoteLog:
             LocalFileError: The file cannot be read, or is not the one that was scanned.
         """
         return await self._copier.checksums_of(segment, sizes)
+
+    async def local_parts(self, segment: LocalSegment, offsets: Sequence[int]) -> tuple[FilePart, ...]:
+        """
+        Return what a local segment's file has between each two of *offsets*, which ascend, as it is now.
+
+        Raises:
+            CorruptDataError: One of them is inside a batch, or a header is impossible.
+            LocalFileError: The file cannot be read, or is not the one that was scanned.
+        """
+        return await self._copier.parts_of(segment, offsets)
 
     async def local_difference(
         self, partition: TopicIdPartition, segment: LocalSegment, pieces: Sequence[RemoteSegment]

@@ -12,7 +12,7 @@ process that is killed, leaves at most objects that nothing names.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -116,10 +116,24 @@ class CompactedReuploadJob:
         except LocalFileError as error:
             _note_change(one, error)
         plan = known.reuploader.plan(manifest, seen)
-        if not plan.reuploads:
-            known.finished = basis
-            return Share()
-        return await self._replace(one, known, plan.reuploads)
+        if plan.reuploads:
+            return await self._replace(one, known, plan.reuploads)
+        if plan.beside_rewritten:
+            return await self._replace_parts(one, known, plan.beside_rewritten)
+        known.finished = basis
+        return Share()
+
+    async def _replace_parts(self, one: ArchivedPartition, known: _Known, files: Sequence[Reupload]) -> Share:
+        """Replace what parts of the first of *files* that can be read just now take the place of."""
+        for number, file in enumerate(files, start=1):
+            try:
+                parts = await known.reuploader.parts_to_go(file)
+            except LocalFileError as error:
+                _note_change(one, error)
+                continue
+            share = await self._replace(one, known, parts)
+            return replace(share, has_more=share.has_more or (number < len(files) and not share.has_failed))
+        return Share()
 
     async def _replace(self, one: ArchivedPartition, known: _Known, reuploads: Sequence[Reupload]) -> Share:
         """Replace the first of *reuploads* that can be read just now."""

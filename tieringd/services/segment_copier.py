@@ -12,6 +12,7 @@ import asyncio
 from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -20,6 +21,7 @@ from crc32c import crc32c
 from tieringd.broker.segment_file import (
     check_broker_indexes,
     position_of,
+    positions_of,
     scan_segment_file,
 )
 from tieringd.errors import CorruptDataError, LocalFileError
@@ -31,6 +33,7 @@ from tieringd.model.segment import (
     NO_TIMESTAMP,
     AbortedTransaction,
     BrokerIndexes,
+    FilePart,
     RemoteSegment,
     SegmentIndex,
 )
@@ -156,6 +159,10 @@ class SegmentCopier:
         """See `RemoteLog.local_checksums`."""
         return await asyncio.to_thread(_checksums_of, self._layout, segment, sizes)
 
+    async def parts_of(self, segment: LocalSegment, offsets: Sequence[int]) -> tuple[FilePart, ...]:
+        """See `RemoteLog.local_parts`."""
+        return await asyncio.to_thread(_parts_of, self._layout, segment, offsets)
+
     async def _copy_open_file(self, file: OpenSegment, request: CopyRequest) -> CopiedSegment | None:
         leadership, part = request.leadership, request.part
         async with self._examinations:
@@ -250,6 +257,8 @@ def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examin
     position = 0
     if part.base_offset != segment.base_offset:
         position = position_of(file.fd, segment, part.base_offset)
+    if part.is_open and part.keeps_end:
+        position_of(file.fd, segment, part.next_offset)  # A batch over the end would be in neither part.
     scan = scan_segment_file(file.fd, part, position=position)
     file.require_unchanged()
     indexes = BrokerIndexes()
@@ -321,7 +330,7 @@ def _index_of(part: SegmentSlice, found: _Examined) -> SegmentIndex:
     scan = found.scan
     if scan.last_offset_found is None and scan.size_bytes:
         raise CorruptDataError("the segment has bytes and no batch", source=part.segment.path, position=0)
-    if part.is_open:
+    if part.is_open and not part.keeps_end:
         assert scan.last_offset_found is not None, "an open slice without a batch is not copied"
         last_offset = scan.last_offset_found
     else:
@@ -351,3 +360,17 @@ def _checksums_of(layout: Layout, segment: LocalSegment, sizes: Sequence[int]) -
     finally:
         file.close()
     return tuple(values)
+
+
+def _parts_of(layout: Layout, segment: LocalSegment, offsets: Sequence[int]) -> tuple[FilePart, ...]:
+    file = layout.open(segment)
+    try:
+        positions = positions_of(file.fd, file.segment, offsets)
+        found = tuple(
+            FilePart(after - position, file.crc32c(position, after - position))
+            for position, after in pairwise(positions)
+        )
+        file.require_unchanged()
+    finally:
+        file.close()
+    return found

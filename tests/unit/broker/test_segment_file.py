@@ -16,6 +16,8 @@ from tieringd.broker.segment_file import (
     READ_BUFFER_BYTES,
     check_broker_indexes,
     open_segment,
+    position_of,
+    positions_of,
     read_broker_indexes,
     scan_segment_file,
     scan_transactions,
@@ -111,6 +113,34 @@ def test_scan_of_a_file_that_shrank_says_so(tmp_path):
     with pytest.raises(LocalFileError, match=r"changed while it was read.*100 are left") as caught:
         scan(segment)
     assert caught.value.path == segment.path
+
+
+@pytest.mark.parametrize(
+    ("offsets", "batches"),
+    [
+        ((0, 3, 20, 26), (0, 1, 2, 4)),
+        ((1,), None),
+        ((3, 3, 6), (1, 1, 2)),
+        ((6, 19, 20, 23, 99), (2, 2, 2, 3, 4)),
+        ((), ()),
+        ((0, 21), None),
+    ],
+)
+def test_positions_are_of_the_next_batch_that_is_left(tmp_path, offsets, batches):
+    """After a hole, of the batch behind it; at the end, of the end. None is inside a batch."""
+    data = [batch(base, [b"a", b"b", b"c"]) for base in (0, 3, 20, 23)]
+    segment = written(tmp_path, b"".join(data), 0, 100)
+    fd = open_segment(segment)
+    try:
+        if batches is None:
+            with pytest.raises(CorruptDataError, match=rf"offset {offsets[-1]}, .* is inside the batch"):
+                positions_of(fd, segment, offsets)
+        else:
+            expected = tuple(sum(map(len, data[:count])) for count in batches)
+            assert positions_of(fd, segment, offsets) == expected
+            assert tuple(position_of(fd, segment, one) for one in offsets) == expected
+    finally:
+        os.close(fd)
 
 
 def test_file_that_is_gone_is_a_local_fault(tmp_path):

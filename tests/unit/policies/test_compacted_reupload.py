@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.model.values import TIME_MS, local_log, remote, stored
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
-from tieringd.model.segment import NO_TIMESTAMP
+from tieringd.model.segment import NO_TIMESTAMP, FilePart
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.compacted_reupload import (
     ACTIVE,
@@ -29,6 +29,8 @@ from tieringd.policies.compacted_reupload import (
     RUN_SEGMENTS_MAX,
     SPILLED,
     UNSTABLE,
+    Reupload,
+    parts_to_go,
     plan_reuploads,
     reuploaded_segment,
     same_sized_head,
@@ -143,6 +145,43 @@ def test_what_a_job_rewrote_is_never_replaced(size_bytes, is_trimmed):
     joined = local_log([0, 200, 300], sizes={0: 1})
     passed = plan_reuploads(joined, stored(rows), bounds(), is_trimmed=is_trimmed).passed
     assert {one.base_offset: one.reason for one in passed}[0] == REWRITTEN
+
+
+def test_file_beside_a_rewritten_segment_is_named_where_parts_may_go():
+    """One file for several archived segments, not all of them rewritten, of a log that is trimmed."""
+    rows = [remote(0, 99), remote(100, 199, writer_id="rewritten-0a"), remote(200, 299), remote(300, 399)]
+    manifest = stored(rows)
+    log = local_log([0, 300, 400], sizes={0: 1})
+
+    def named(log, **rules):
+        plan = plan_reuploads(log, manifest, bounds(), **({"is_trimmed": True} | rules))
+        return [(one.base_offset, one.next_offset) for one in plan.beside_rewritten]
+
+    assert named(log) == [(0, 300)]
+    assert named(log, is_trimmed=False) == []
+    assert named(log, failed={(log.segments[0].identity,)}) == []
+    assert named(replace(log, is_reframed=True)) == []
+    assert named(local_log([0, 150, 300, 400])) == [], "it is of two files"
+    assert named(local_log([0, 100, 200, 300, 400])) == [], "nothing is beside it in its file"
+
+
+def test_part_takes_the_place_of_a_segment_that_it_was_compacted_from():
+    """Not where it has nothing, or more: then it is another file's, or may have what was erased."""
+    parts = [
+        (FilePart(1024, 7), False),
+        (FilePart(1024, 8), True),
+        (FilePart(1023, 8), True),
+        (FilePart(1025, 8), False),
+        (FilePart(0, 0), False),
+    ]
+    rows = [remote(base, base + 9, crc32c=7) for base in range(0, 50, 10)]
+    rows.append(remote(50, 59, crc32c=7, writer_id="rewritten-0a"))
+    (file, _) = local_log([0, 60]).segments
+    found = parts_to_go(Reupload((file,), tuple(rows)), [*(part for part, _ in parts), FilePart(1000, 8)])
+    assert [one.replaced for one in found] == [
+        (row,) for row, (_, goes) in zip(rows[:-1], parts, strict=True) if goes
+    ]
+    assert {one.segments for one in found} == {(file,)}
 
 
 @pytest.mark.parametrize(

@@ -43,11 +43,13 @@ class Reuploading:
         )
 
     async def step(self, **topic) -> int:
-        """Replace what one plan names; return how many runs that were."""
+        """Replace what one plan names, whole or in parts; return how many runs that were."""
         stored = await self.claim.current(lambda: pytest.fail("there is a manifest"))
         seen, done = observed(self.writer, **topic), 0
         await self.reuploader.compare_head(stored.existing, seen)
-        for run in self.reuploader.plan(stored.existing, seen).reuploads:
+        plan = self.reuploader.plan(stored.existing, seen)
+        parts = [part for file in plan.beside_rewritten for part in await self.reuploader.parts_to_go(file)]
+        for run in (*plan.reuploads, *parts):
             change = await self.reuploader.prepare(seen, run)
             if change is not None:
                 stored = await change.commit(self.claim, stored)

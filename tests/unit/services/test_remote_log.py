@@ -23,7 +23,7 @@ from tieringd.errors import (
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.sidecar import decode_sidecar
 from tieringd.model.partition import Leadership
-from tieringd.model.segment import AbortedTransaction, CrossingTransaction, SegmentSlice
+from tieringd.model.segment import AbortedTransaction, CrossingTransaction, FilePart, SegmentSlice
 from tieringd.storage.memory import MemoryStore
 
 
@@ -51,6 +51,29 @@ async def copied(remote_log, leadership, writer, base_offset):
     log = writer.local_log()
     segment = next(each for each in log.segments if each.base_offset == base_offset)
     return await remote_log.copy_segment(leadership, log, SegmentSlice.whole(segment))
+
+
+async def test_part_that_keeps_its_end_is_copied_with_the_hole_there(writer, remote_log, leadership, store):
+    """Its bytes are the batches that are left of it; a batch over its end stores nothing."""
+    for values in ((b"0",), (b"1",), (b"2",), (b"3", b"4"), (b"5",)):
+        writer.append(*values)
+    writer.roll()
+    writer.compact(0, without=[2])
+    log = writer.local_log()
+    (segment, _) = log.segments
+    part = SegmentSlice.between(segment, 1, 3)
+
+    copy = await remote_log.copy_segment(leadership, log, part)
+
+    assert (copy.remote.base_offset, copy.remote.last_offset, copy.index.record_count) == (1, 2, 1)
+    data, _ = store._objects[data_key(leadership.partition, copy.remote)]
+    assert data == writer.data_of(0)[len(data) : 2 * len(data)]
+    (found,) = await remote_log.local_parts(segment, (1, 3))
+    assert found == FilePart(copy.remote.size_bytes, copy.remote.crc32c)
+    stored = set(store._objects)
+    with pytest.raises(CorruptDataError, match=r"offset 4, .* is inside the batch from 3 to 4"):
+        await remote_log.copy_segment(leadership, log, SegmentSlice.between(segment, 1, 4))
+    assert set(store._objects) == stored
 
 
 async def test_copy_stores_the_bytes_and_their_index(writer, remote_log, leadership, store):

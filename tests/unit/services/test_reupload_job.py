@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.fakes.archive import Clock, archive_in, archived, observed, values_in
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.store import store_unavailable
 from tests.unit.services.manifests import stored_manifest
+from tests.unit.services.test_rewritten_segments import rewrite
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
@@ -179,3 +181,54 @@ async def test_store_that_is_away_ends_the_turn(store, tmp_path):
     with pytest.raises(StorageUnavailable):
         await job.turn(requests_max=1000)
     assert (await job.turn(requests_max=1000)).requests == 3 * FOR_ONE
+
+
+async def joined_beside_rewritten(store, tmp_path):
+    """Archive eight segments, two of them rewritten, each of which the cleaner joins with one before it."""
+    writer = LogWriter(tmp_path / "logs")
+    for _ in range(8):
+        writer.append(b"gone")
+        writer.append(b"kept")
+        writer.roll()
+    await archived(writer, archive_in(store))
+    await rewrite(store, writer, 2, 6, without={2, 6}, tmp_path=tmp_path)
+    writer.compact(0, 2, without=[0])
+    writer.compact(4, 6, without=[4])
+    return writer
+
+
+async def test_files_beside_what_was_rewritten_come_last(store, tmp_path):
+    """One at a time, after what needs no look; and each until no part of it is to go."""
+    writer = await joined_beside_rewritten(store, tmp_path)
+    writer.compact(8, without=[8])
+    offered = Offered(store, writer)
+    job = job_of(offered)
+    found = []
+    for _ in range(6):
+        before = offered.changes
+        turn = await job.turn(requests_max=1000)
+        assert turn.requests == (offered.changes - before) * FOR_ONE
+        found.append(
+            ([one.base_offset for one in offered.manifest.segments if one.writer_id == "b2"], turn.has_more)
+        )
+    assert found == [
+        ([8], False),
+        ([0, 8], True),
+        ([0, 8], True),
+        ([0, 4, 8], False),
+        ([0, 4, 8], False),
+        ([0, 4, 8], False),
+    ]
+
+
+async def test_file_that_changes_holds_up_no_other(store, tmp_path):
+    """The next look shows it as it is then."""
+    writer = await joined_beside_rewritten(store, tmp_path)
+    offered = Offered(store, writer)
+    seen = offered.partition()
+    writer.compact(0, without=[1])
+    offered.partition = lambda: dataclasses.replace(seen, manifest=offered.manifest)
+
+    await job_of(offered).turn(requests_max=1000)
+
+    assert [one.base_offset for one in offered.manifest.segments if one.writer_id == "b2"] == [4]

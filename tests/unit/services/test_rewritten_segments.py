@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
 from structlog.testing import capture_logs
@@ -192,3 +193,170 @@ async def test_compacted_local_segment_does_not_take_its_place(writer, store, ar
     assert bases(store, writer) == [0, 2, 4]
     assert list(after.segments)[:2] == list(before.segments)[:2]
     assert await values_in(archive_in(store), after) == {1: b"1", 3: b"3", 5: b"5"}
+
+
+async def follow(store, writer):
+    """Let a daemon's re-upload do all it finds; return how often it replaced something."""
+    reuploading = Reuploading(store, writer, writer_id="c3")
+    counts = []
+    while not counts or counts[-1]:
+        counts.append(await reuploading.step())
+    assert (
+        reuploading.reuploader.plan(stored_manifest(store, writer), observed(writer)).beside_rewritten == ()
+    )
+    return sum(counts)
+
+
+@pytest.mark.parametrize(
+    ("without", "parts", "left"),
+    [
+        pytest.param({0, 4}, 2, {1, 3, 5}, id="beginnings"),
+        pytest.param({1, 5}, 2, {0, 3, 4}, id="ends"),
+        pytest.param({2, 3, 5}, 1, {0, 1, 3, 4}, id="all that the file has of what was rewritten"),
+        pytest.param({4}, 1, {0, 1, 3, 5}, id="one is as it was"),
+    ],
+)
+async def test_file_that_joins_what_was_rewritten_with_others_is_trimmed(  # noqa: PLR0917 - fixtures
+    writer, store, archive, tmp_path, without, parts, left
+):
+    """The others get what the cleaner left of them; what the job took out stays out, though it is there."""
+    await filled(writer, archive)
+    await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
+    rewritten = stored_manifest(store, writer).segments[1]
+    writer.compact(0, 2, 4, without=without)
+    await trim_all(writer, store)
+    assert writer.bases_on_disk == [0, 6]
+
+    assert await follow(store, writer) == parts
+
+    after = stored_manifest(store, writer)
+    assert (bases(store, writer), after.segments[1]) == ([0, 2, 4], rewritten)
+    assert await values_in(archive_in(store), after) == {number: b"%d" % number for number in left}
+    assert not (await archive_in(store).verifier.verify(after, deep=True)).faults
+    await trim_all(writer, store)
+    assert writer.bases_on_disk == [6]
+
+
+@pytest.mark.parametrize("without", [{0, 1, 4}, {0, 4, 5}])
+async def test_nothing_takes_the_place_of_a_segment_of_which_the_file_has_nothing(
+    writer, store, archive, tmp_path, without
+):
+    """Its own file may be lost; the archive keeps what may be all there is, and so does the disk."""
+    await filled(writer, archive)
+    await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
+    writer.compact(0, 2, 4, without=without)
+
+    assert await follow(store, writer) == 1
+
+    found = await values_in(archive_in(store), stored_manifest(store, writer))
+    emptied = 0 if 1 in without else 4
+    assert {emptied, emptied + 1} <= found.keys()
+    await trim_all(writer, store)
+    assert writer.bases_on_disk == [0, 6]
+
+
+async def test_log_that_is_not_trimmed_is_not_compared_in_parts(writer, store, archive, tmp_path):
+    """Nothing waits for it."""
+    await filled(writer, archive)
+    await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
+    writer.compact(0, 2, 4, without={0})
+    assert await Reuploading(store, writer).step(never_trimmed_because="a test") == 0
+
+
+async def test_batch_over_the_end_of_a_segment_replaces_nothing(writer, store, archive, tmp_path):
+    """Of another log, as no cleaner joins batches: it is counted as a failure, and left alone."""
+    before = await filled(writer, archive)
+    await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
+    writer.truncate(0)
+    writer.append(b"0")
+    writer.append(b"1", b"2")
+    writer.append(b"3")
+    writer.append(b"4")
+    writer.append(b"5")
+    writer.roll()
+    reuploading = Reuploading(store, writer)
+
+    assert await reuploading.step() == 0
+
+    assert stored_manifest(store, writer).segments[0] == before.segments[0]
+    failures = reuploading.metrics.reuploaded.failures.labels("orders", "CorruptDataError")
+    assert failures._value.get() == 1
+    requests = len(store.requests)
+    assert await reuploading.step() == 0
+    assert store.requests[requests:] == []
+
+
+def write_any(writer, random) -> dict[int, list[int]]:
+    """Write a few segments, and return the batches of records in each, by their base offsets."""
+    batches: dict[int, list[int]] = {}
+    open_producers: set[int] = set()
+    for _ in range(random.randint(3, 6)):
+        base_offset = writer.next_offset
+        batches[base_offset] = []
+        for _ in range(random.randint(2, 5)):
+            producer_id = random.choice([None, None, 7, 8])
+            values = [random.randbytes(random.randint(0, 40)) for _ in range(random.randint(1, 3))]
+            batches[base_offset].append(writer.append(*values, producer_id=producer_id))
+            open_producers |= {producer_id} - {None}
+            if open_producers and random.random() < 0.4:
+                end_any(writer, random, open_producers)
+        writer.roll()
+    while open_producers:
+        end_any(writer, random, open_producers)
+    return batches
+
+
+def end_any(writer, random, open_producers):
+    """End one of the transactions that are open, well or not."""
+    producer_id = random.choice(sorted(open_producers))
+    open_producers.remove(producer_id)
+    random.choice([writer.commit, writer.abort])(producer_id)
+
+
+def clean_any(writer, random, batches, rewritten):
+    """Join the segments in a few files; of those that are not *rewritten* something is left."""
+    bases = sorted(batches)
+    while bases:
+        group, bases = bases[: (count := random.randint(1, len(bases)))], bases[count:]
+        without: set[int] = set()
+        for base in group:
+            most = len(batches[base]) - (base not in rewritten)
+            without.update(random.sample(batches[base], k=random.randint(0, most)))
+        writer.compact(*group, without=without)
+
+
+@pytest.mark.parametrize("seed", range(40))
+async def test_whatever_is_rewritten_and_joined_reads_as_it_should(writer, store, archive, tmp_path, seed):
+    """
+    Of any log, with transactions over the ends of segments, any rewriting and any cleaning.
+
+    Where nothing was rewritten the archive gives what the broker gives, in both isolation levels.
+    """
+    random = Random(seed)
+    batches = write_any(writer, random)
+    await archived(writer, archive)
+    chosen = sorted(random.sample(sorted(batches), k=random.randint(1, len(batches) - 1)))
+    cut = {random.choice(batches[base]) for base in chosen}
+    await rewrite(store, writer, *chosen, without=cut, tmp_path=tmp_path)
+    rewritten = stored_manifest(store, writer)
+    clean_any(writer, random, batches, chosen)
+
+    await follow(store, writer)
+
+    after = stored_manifest(store, writer)
+    assert after.faults() == ()
+    assert not (await archive_in(store).verifier.verify(after, deep=True)).faults
+    pieces = [one for one in rewritten.segments if not one.is_rewritten]
+    plain = {offset for one in pieces for offset in range(one.base_offset, one.next_offset)}
+    for committed in (False, True):
+        found = await values_in(archive_in(store), after, read_committed=committed)
+        expected = await values_in(archive_in(store), rewritten, read_committed=committed)
+        local = writer.values(read_committed=committed)
+        assert {at: value for at, value in found.items() if at in plain} == {
+            at: value for at, value in local.items() if at in plain
+        }
+        assert {at: value for at, value in found.items() if at not in plain} == {
+            at: value for at, value in expected.items() if at not in plain
+        }
+    await trim_all(writer, store)
+    assert writer.bases_on_disk == [after.next_offset]

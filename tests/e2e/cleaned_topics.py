@@ -1,0 +1,49 @@
+"""Topics that a real broker compacts, when a test lets it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+if TYPE_CHECKING:
+    from tests.support.kafka import KafkaCluster
+
+EAGER_CLEANER: Final = {"log.cleaner.backoff.ms": "200", "log.cleaner.dedupe.buffer.size": str(16 << 20)}
+"""Of a broker whose cleaner looks every moment."""
+
+
+async def create(cluster: KafkaCluster, topic: str, policy: str) -> None:
+    """Create a topic whose records are not compacted before a test lets the cleaner at them."""
+    configs = {
+        "cleanup.policy": policy,
+        "segment.bytes": str(1 << 20),
+        "retention.ms": "-1",
+        "file.delete.delay.ms": "100",
+        "delete.retention.ms": "0",
+        "min.cleanable.dirty.ratio": "0.01",
+        "min.compaction.lag.ms": "86400000",
+    }
+    await cluster.create_topic(topic, configs=configs)
+
+
+def let_cleaner_at(cluster: KafkaCluster, topic: str) -> None:
+    """Let the broker compact whatever is closed."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    entry = ConfigEntry("min.compaction.lag.ms", "0", incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+
+
+def cleaned_to(cluster: KafkaCluster, topic: str) -> int:
+    """Return how far the broker's cleaner has come, as it notes it."""
+    path = cluster.log_dir() / "cleaner-offset-checkpoint"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(line.split()[2]) for line in lines if line.startswith(f"{topic} 0 ")), 0)
