@@ -4,6 +4,7 @@
 PYTHON ?= python3
 BROKER ?= none
 BENCH ?= upload
+WORKERS ?= 0
 BIN := .venv/bin
 
 .PHONY: help install install-dev kafka azurite promtool demo test sim soak check format bench clean
@@ -44,8 +45,8 @@ endif
 demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker and SeaweedFS)
 	$(BIN)/$(DEMO)
 
-test: kafka azurite promtool ## Run every test, on real components
-	$(BIN)/pytest $(TESTS)
+test: kafka azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=2: two files at a time)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(TESTS)
 
 sim: .venv/.installed-dev ## Run more simulated histories (SEEDS=2000)
 	TIERINGD_SEEDS=$(or $(SEEDS),2000) $(BIN)/pytest tests/simulation

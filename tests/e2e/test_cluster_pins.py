@@ -16,8 +16,8 @@ _LARGE = {"max_batch_size": 200_000}
 _VALUE_BYTES = 100_000
 _IMPATIENT = {
     # An outage is as good as any other once the first request has given up.
-    "cloud_storage_segment_upload_timeout_ms": 500,
-    "cloud_storage_manifest_upload_timeout_ms": 500,
+    "cloud_storage_segment_upload_timeout_ms": 2000,
+    "cloud_storage_manifest_upload_timeout_ms": 2000,
 }
 
 
@@ -44,7 +44,7 @@ async def test_retention_during_an_outage_loses_nothing_with_pins(
     """What the broker deletes while the store is away is archived later, from pins, across a restart."""
     log_dir = brokers.log_dir(1)
     others = names_of_others(log_dir, topic)
-    limits = {"retention.ms": "2500"}
+    limits = {"retention.ms": "5000"}
     await brokers.create_topic(topic, replicas=[[1]], configs=SEGMENTS | limits)
     daemons = daemons_of(topic, **_IMPATIENT)
     daemons.launch()

@@ -165,7 +165,7 @@ def lost(writer: Writer, found: list[tuple[int, bytes]]) -> list[tuple[int, int]
     ]
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(900)
 async def test_every_acknowledged_record_is_read_once_after_a_storm(
     brokers, seaweedfs, daemons_of, objects, topic
 ):

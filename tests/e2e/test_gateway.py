@@ -280,7 +280,7 @@ async def test_full_disk_refuses_writes_and_serves_reads(behind, config_of, topi
     with trimmed(config_of(topic, storage_min_free_bytes=1 << 60)) as daemon:
         daemon.until(lambda: daemon.metric("tieringd_producers_held_back"), "producers are held back")
         async with AIOKafkaProducer(
-            bootstrap_servers=behind.bootstrap, request_timeout_ms=3000, retry_backoff_ms=200
+            bootstrap_servers=behind.bootstrap, request_timeout_ms=10_000, retry_backoff_ms=200
         ) as producer:
             with pytest.raises(KafkaError):
                 await producer.send_and_wait(topic, b"refused", partition=0)

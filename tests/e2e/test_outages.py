@@ -20,8 +20,8 @@ from tests.support.daemon import directory_config, running_daemon, s3_properties
 
 _IMPATIENT = {
     # A minute of outage is not needed to see what an outage does.
-    "cloud_storage_segment_upload_timeout_ms": 500,
-    "cloud_storage_manifest_upload_timeout_ms": 500,
+    "cloud_storage_segment_upload_timeout_ms": 2000,
+    "cloud_storage_manifest_upload_timeout_ms": 2000,
 }
 
 

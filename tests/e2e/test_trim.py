@@ -31,8 +31,8 @@ _TARGET_BYTES = 2 << 20
 def config(write_kafka_config, topic):
     """Give a configuration with a small local target."""
     return write_kafka_config(
-        cloud_storage_segment_upload_timeout_ms=500,
-        cloud_storage_manifest_upload_timeout_ms=500,
+        cloud_storage_segment_upload_timeout_ms=2000,
+        cloud_storage_manifest_upload_timeout_ms=2000,
         topics={topic: {"redpanda.remote.write": True, "retention.local.target.bytes": _TARGET_BYTES}},
     )
 

@@ -245,7 +245,7 @@ async def test_writes_are_refused_while_nobody_may_write(trimmed, archive):
     """Every partition gets the error; reading goes on, and writing too as soon as it may."""
     archive.is_writable = False
     producer = confluent_kafka.Producer(
-        {"bootstrap.servers": trimmed.behind.bootstrap, "message.timeout.ms": 3000}
+        {"bootstrap.servers": trimmed.behind.bootstrap, "message.timeout.ms": 10_000}
     )
     errors = []
     producer.produce("plain", b"refused", partition=1, callback=lambda error, _: errors.append(error))

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tests.support.seaweedfs import SeaweedFS
 
 _POLL_SECONDS = 0.02
-_COMMAND_TIMEOUT_SECONDS = 120
+_COMMAND_TIMEOUT_SECONDS = 300
 _PATIENCE_SECONDS = 60
 
 

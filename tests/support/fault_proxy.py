@@ -79,9 +79,7 @@ class NoAnswer:
 
 @dataclass(frozen=True)
 class DelayAnswer:
-    """The server does its work, and its answer waits until the test sets *until*."""
-
-    until: asyncio.Event
+    """The server does its work, and its answer waits for as long as the client does."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +219,8 @@ class FaultProxy:
             to_client.transport.abort()
             return False
         if isinstance(fault, DelayAnswer):
-            self.stalled.set()
-            await fault.until.wait()
+            await self._stall(to_client)
+            return False
         first, headers = _parse(head)
         exchange.status = int(first.split(" ")[1])
         to_client.write(head)

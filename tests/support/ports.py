@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Iterable, Sequence
 
 _GRPC_OFFSET = 10_000
 # All of them below the range from which Linux picks outgoing ports (32768 up): a port of that range may be a
@@ -16,6 +17,9 @@ _SINGLE = range(12_000, 20_000)
 _PAIRED = range(20_000, 32_768 - _GRPC_OFFSET)
 _given: set[int] = set()
 """Each is given once in a process, also while its server is yet to start."""
+# Of pytest's workers each has ports of its own: another's server may be yet to start, or restart.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 
 
 def free_ports(count: int) -> list[int]:
@@ -28,9 +32,10 @@ def free_port_pairs(count: int) -> list[int]:
     return _free(count, _PAIRED, companions=(0, _GRPC_OFFSET))
 
 
-def _free(count: int, ports: Collection[int], *, companions: Iterable[int]) -> list[int]:
+def _free(count: int, ports: Sequence[int], *, companions: Iterable[int]) -> list[int]:
     found: list[int] = []
-    for port in random.SystemRandom().sample(list(ports), k=len(ports)):
+    ours = ports[_WORKER::_WORKERS]
+    for port in random.SystemRandom().sample(ours, k=len(ours)):
         if len(found) == count:
             break
         if port not in _given and all(_is_free(port + offset) for offset in companions):

@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -21,14 +22,21 @@ def _has_ended(pidfd: int) -> bool:
     return bool(select.select([pidfd], [], [], 60)[0])
 
 
+@pytest.fixture
+def socket_directory():
+    """Give a directory whose path is short: a socket's may have 107 characters."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield directory
+
+
 @pytest.mark.parametrize(
     "worker", ["pyspark.worker", "pyspark.sql.worker.plan_data_source_read"], ids=["tasks", "planning"]
 )
-def test_worker_without_a_next_task_ends_without_a_word(tmp_path, worker):
+def test_worker_without_a_next_task_ends_without_a_word(socket_directory, worker):
     """PySpark's own daemon prints a stack here, which came below the report of a command now and then."""
     environ = os.environ | {
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": socket_directory,
         "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
         "SPARK_REUSE_WORKER": "1",
     }

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_by_others():
+    """See that no test is blamed for what the tests of another file have left behind."""
+    gc.collect()
+
+
 @pytest.fixture(autouse=True)
 def nothing_forgotten(caplog):
     """Fail a test that leaves a task or future behind whose exception nobody looked at."""
