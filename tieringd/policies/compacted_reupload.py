@@ -141,7 +141,7 @@ def parts_to_go(found: Reupload, parts: Sequence[FilePart]) -> tuple[Reupload, .
 
     *found* is of one file, beside what a job has rewritten; *parts* is what the file has of each segment
     that is archived there. One of which it has nothing stays: its file may be lost, and not joined to this.
-    So does one of which it has more: a replica that was compacted less may have what was erased.
+    So does one of which it has more: a replica that was compacted less is likely to have what was erased.
     """
     return tuple(
         Reupload(found.segments, (piece,))

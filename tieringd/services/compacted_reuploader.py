@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
-    from tieringd.model.segment import LocalSegment
+    from tieringd.model.segment import LocalSegment, RemoteSegment
     from tieringd.policies.compacted_reupload import Reupload, ReuploadPlan, RunIdentity
     from tieringd.services.claim import Claim
     from tieringd.services.observation import Observation
@@ -123,12 +123,12 @@ class CompactedReuploader:
         self._now_ms = now_ms
         self._log = log.bind(topic=leadership.partition.topic, partition=leadership.partition.partition)
         self._failed: set[RunIdentity] = set()
-        self._attempts: Counter[RunIdentity] = Counter()
+        self._attempts: Counter[Reupload] = Counter()
         self._head: Reupload | None = None
         """The head of the log whose checksum was compared last, with what the archive had there."""
         self._differs = False
-        self._settled: set[Reupload] = set()
-        """Files beside rewritten segments of which no part is to go, with what the archive had there."""
+        self._settled: dict[RunIdentity, tuple[RemoteSegment, ...]] = {}
+        """Files beside rewritten segments of which no part is to go, and what the archive had there."""
 
     def plan(self, manifest: PartitionManifest, seen: Observation) -> ReuploadPlan:
         """
@@ -145,12 +145,12 @@ class CompactedReuploader:
             failed=self._failed,
             differing={head.identity} if head and self._differs and head == self._head else (),
         )
-        self._settled.intersection_update(plan.beside_rewritten)
-        left = tuple(one for one in plan.beside_rewritten if one not in self._settled)
+        left = tuple(one for one in plan.beside_rewritten if self._settled.get(one.identity) != one.replaced)
         plan = replace(plan, beside_rewritten=left)
         known = {one.identity for one in seen.log.segments}
         self._failed = {one for one in self._failed if known.issuperset(one)}
-        for gone in [one for one in self._attempts if not known.issuperset(one)]:
+        self._settled = {one: at for one, at in self._settled.items() if known.issuperset(one)}
+        for gone in [one for one in self._attempts if not known.issuperset(one.identity)]:
             del self._attempts[gone]
         return plan
 
@@ -175,7 +175,7 @@ class CompactedReuploader:
         """
         Read a file that lies beside rewritten segments, and return which of the others parts of it replace.
 
-        Where there are none `plan` does not name the file again.
+        Where there are none `plan` does not name the file again, while it and the archive are as they are.
 
         Raises:
             LocalFileError: It cannot be read, or is not the one that was scanned.
@@ -188,7 +188,7 @@ class CompactedReuploader:
             self._give_up(found, error)
             return ()
         if not parts:
-            self._settled.add(found)
+            self._settled[found.identity] = found.replaced
         return parts
 
     async def prepare(self, seen: Observation, reupload: Reupload) -> CompactedReupload | None:
@@ -213,8 +213,8 @@ class CompactedReuploader:
                 room = None if room is None else room - copy.remote.size_bytes
                 copies.append(copy)
         except LocalFileError as error:
-            self._attempts[reupload.identity] += 1
-            if self._attempts[reupload.identity] < ATTEMPTS_MAX:
+            self._attempts[reupload] += 1
+            if self._attempts[reupload] < ATTEMPTS_MAX:
                 raise
             self._give_up(reupload, error)
             return None

@@ -117,7 +117,10 @@ class CompactedReuploadJob:
             _note_change(one, error)
         plan = known.reuploader.plan(manifest, seen)
         if plan.reuploads:
-            return await self._replace(one, known, plan.reuploads)
+            share = await self._replace(one, known, plan.reuploads)
+            # Where a cleaner is busy there is always something: parts would wait for ever.
+            is_next = bool(plan.beside_rewritten and share.requests and not share.has_failed)
+            return replace(share, has_more=share.has_more or is_next)
         if plan.beside_rewritten:
             return await self._replace_parts(one, known, plan.beside_rewritten)
         known.finished = basis

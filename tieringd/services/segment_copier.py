@@ -26,6 +26,7 @@ from tieringd.broker.segment_file import (
 )
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.segment_scan import EndedBy
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.formats.transactions import MarkerSearch
 from tieringd.model.partition import Leadership
@@ -257,9 +258,9 @@ def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examin
     position = 0
     if part.base_offset != segment.base_offset:
         position = position_of(file.fd, segment, part.base_offset)
-    if part.is_open and part.keeps_end:
-        position_of(file.fd, segment, part.next_offset)  # A batch over the end would be in neither part.
     scan = scan_segment_file(file.fd, part, position=position)
+    if part.is_open and part.keeps_end:
+        _require_whole(file, part, scan, position)
     file.require_unchanged()
     indexes = BrokerIndexes()
     if part.is_whole:
@@ -268,6 +269,17 @@ def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examin
             log.warning("broker index left out of the archive", path=segment.path, fault=fault)
     aborted, crossing = _ended_in(layout, scan, position, replace(request, part=part))
     return _Examined(position, scan, indexes, aborted, crossing)
+
+
+def _require_whole(file: OpenSegment, part: SegmentSlice, scan: SegmentScan, position: int) -> None:
+    """See that *scan* of a part of a closed segment, from *position* on, has all batches up to its end."""
+    position_of(file.fd, part.segment, part.next_offset)  # A batch over the end would be in neither part.
+    if not part.segment.is_active and scan.ended_by not in {EndedBy.STOP_OFFSET, EndedBy.END_OF_FILE}:
+        raise CorruptDataError(
+            f"a closed segment has a {scan.ended_by.value}",
+            source=part.segment.path,
+            position=position + scan.size_bytes,
+        )
 
 
 def _ended_in(

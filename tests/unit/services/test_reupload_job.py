@@ -212,7 +212,7 @@ async def test_files_beside_what_was_rewritten_come_last(store, tmp_path):
             ([one.base_offset for one in offered.manifest.segments if one.writer_id == "b2"], turn.has_more)
         )
     assert found == [
-        ([8], False),
+        ([8], True),
         ([0, 8], True),
         ([0, 8], True),
         ([0, 4, 8], False),
@@ -232,3 +232,15 @@ async def test_file_that_changes_holds_up_no_other(store, tmp_path):
     await job_of(offered).turn(requests_max=1000)
 
     assert [one.base_offset for one in offered.manifest.segments if one.writer_id == "b2"] == [4]
+
+
+async def test_parts_go_too_where_a_cleaner_is_always_busy(store, tmp_path):
+    """There is something to be replaced whole at every look."""
+    writer = await joined_beside_rewritten(store, tmp_path)
+    offered = Offered(store, writer)
+    job = job_of(offered)
+    for base in (8, 10, 12, 14):
+        writer.compact(base, without=[base])
+        await job.turn(requests_max=1000)
+        await job.turn(requests_max=1000)
+    assert {0, 4} <= {one.base_offset for one in offered.manifest.segments if one.writer_id == "b2"}

@@ -16,10 +16,12 @@ from tests.unit.services.test_compacted_reuploader import Reuploading
 from tests.unit.services.test_segment_merger import Merging
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import SegmentSwap
-from tieringd.errors import StorageUnavailable
+from tieringd.errors import LocalFileError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, parse_data_key
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.policies.segment_merge import MergeLimits
+from tieringd.services.compacted_reuploader import ATTEMPTS_MAX
+from tieringd.services.scrub.index_rebuild import IndexRebuilder
 
 
 class BatchCut:
@@ -281,9 +283,104 @@ async def test_batch_over_the_end_of_a_segment_replaces_nothing(writer, store, a
     assert stored_manifest(store, writer).segments[0] == before.segments[0]
     failures = reuploading.metrics.reuploaded.failures.labels("orders", "CorruptDataError")
     assert failures._value.get() == 1
-    requests = len(store.requests)
     assert await reuploading.step() == 0
-    assert store.requests[requests:] == []
+    assert failures._value.get() == 1
+
+
+def flip_last_byte(data):
+    return data[:-1] + bytes([data[-1] ^ 0xFF])
+
+
+def zero_second_batch(data):
+    size_bytes = len(data) // 4
+    return data[:size_bytes] + bytes(size_bytes) + data[2 * size_bytes :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        flip_last_byte,
+        zero_second_batch,
+        pytest.param(lambda data: data[:-5], id="torn"),
+        pytest.param(lambda data: data[: len(data) // 4].ljust(len(data), b"\0"), id="zeros to the end"),
+    ],
+)
+async def test_damaged_file_replaces_nothing_that_is_whole(writer, store, archive, tmp_path, damage):
+    """What would end the scan of an active segment is no end of a part of a closed one."""
+    await filled(writer, archive)
+    await rewrite(store, writer, 4, without={4}, tmp_path=tmp_path)
+    writer.compact(0, 2, 4, without={4, 5})
+    path = writer.log_path(0)
+    path.write_bytes(damage(path.read_bytes()))
+    reuploading = Reuploading(store, writer, writer_id="c3")
+
+    assert await reuploading.step() == 0
+
+    found = await values_in(archive_in(store), stored_manifest(store, writer))
+    assert found == {number: b"%d" % number for number in (0, 1, 2, 3, 5)}
+    failures = reuploading.metrics.reuploaded.failures.labels("orders", "CorruptDataError")
+    assert failures._value.get() == 1
+    assert (
+        reuploading.reuploader.plan(stored_manifest(store, writer), observed(writer)).beside_rewritten == ()
+    )
+
+
+async def test_file_that_cannot_be_read_just_now_is_not_given_up(writer, store, archive, tmp_path):
+    """Each of its parts has attempts of its own."""
+    for number in range(2 * ATTEMPTS_MAX + 4):
+        writer.append(b"%d" % number)
+        if number % 2:
+            writer.roll()
+    await archived(writer, archive)
+    closed = [one.base_offset for one in writer.local_log().segments][:-1]
+    await rewrite(store, writer, closed[-1], without={closed[-1]}, tmp_path=tmp_path)
+    writer.compact(*closed, without=closed[:-1])
+    reuploading = Reuploading(store, writer)
+    manifest, seen = stored_manifest(store, writer), observed(writer)
+    (file,) = reuploading.reuploader.plan(manifest, seen).beside_rewritten
+    parts = await reuploading.reuploader.parts_to_go(file)
+    assert len(parts) > ATTEMPTS_MAX
+    path = writer.log_path(0)
+    away = path.rename(path.with_suffix(".away"))
+    for part in parts:
+        with pytest.raises(LocalFileError):
+            await reuploading.reuploader.prepare(seen, part)
+    away.rename(path)
+
+    assert reuploading.reuploader.plan(manifest, seen).beside_rewritten == (file,)
+
+
+async def test_file_that_stays_is_read_once_though_the_log_goes_on(writer, store, archive, tmp_path):
+    """While a closed segment waits for its upload nothing is planned; that is no reason to forget."""
+    await filled(writer, archive)
+    await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
+    writer.compact(0, 2, 4, without={0, 1})
+    reuploading = Reuploading(store, writer, writer_id="a1")
+    while await reuploading.step():
+        pass
+    assert not reuploading.reuploader.plan(stored_manifest(store, writer), observed(writer)).beside_rewritten
+
+    writer.closed_segment(b"more")
+    assert not reuploading.reuploader.plan(stored_manifest(store, writer), observed(writer)).beside_rewritten
+    await archived(writer, archive)
+
+    assert not reuploading.reuploader.plan(stored_manifest(store, writer), observed(writer)).beside_rewritten
+
+
+async def test_index_of_a_part_is_built_again_from_the_log(writer, store, archive, tmp_path):
+    """Also where the part has a hole at its end."""
+    await filled(writer, archive)
+    await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
+    writer.compact(0, 2, 4, without={1, 5})
+    assert await follow(store, writer) == 2
+    rebuilder = IndexRebuilder(store, archive.reader, archive.manifests.spillovers, layout=archive.layout)
+
+    found = [
+        await rebuilder.from_log(writer.identified, one, writer.local_log()) is not None
+        for one in stored_manifest(store, writer).segments
+    ]
+
+    assert found == [True, False, True]
 
 
 def write_any(writer, random) -> dict[int, list[int]]:

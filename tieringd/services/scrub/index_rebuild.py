@@ -95,10 +95,5 @@ def _slice_of(segment: RemoteSegment, log: LocalLog) -> SegmentSlice | None:
     for local in log.segments:
         ends_after = local.next_offset is None or local.next_offset >= segment.next_offset
         if local.base_offset <= segment.base_offset and ends_after:
-            return SegmentSlice(
-                local,
-                segment.base_offset,
-                segment.next_offset,
-                is_open=local.next_offset != segment.next_offset,
-            )
+            return SegmentSlice.between(local, segment.base_offset, segment.next_offset)
     return None
