@@ -17,18 +17,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 
 from tests.support.daemon import kafka_config, running_daemon, write_config
 from tests.support.gateways import BrokerBehind
 from tests.support.s3_bucket import S3Bucket
 from tests.support.seaweedfs import running_seaweedfs, s3_client
+from tests.support.topic_config import set_topic_config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -91,7 +85,7 @@ class Twins:
         """Write both topics, and roll every segment."""
         for topic in (LOCAL, TIERED):
             _write(self.behind.cluster.bootstrap, topic, records)
-        _set_config(self.behind.cluster.bootstrap, TIERED, "segment.ms", "1")
+        set_topic_config(self.behind.cluster.bootstrap, TIERED, "segment.ms", "1")
         time.sleep(0.1)
         for topic in (LOCAL, TIERED):
             _write(self.behind.cluster.bootstrap, topic, PARTITIONS)
@@ -204,11 +198,3 @@ def _write(bootstrap: str, topic: str, records: int) -> None:
             else:
                 break
     assert producer.flush(120) == 0, f"{topic} could not be written"
-
-
-def _set_config(bootstrap: str, topic: str, name: str, value: str) -> None:
-    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)

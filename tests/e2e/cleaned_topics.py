@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
+from tests.support.topic_config import set_topic_config
 
 if TYPE_CHECKING:
     from tests.support.kafka import KafkaCluster
@@ -35,11 +29,7 @@ async def create(cluster: KafkaCluster, topic: str, policy: str) -> None:
 
 def let_cleaner_at(cluster: KafkaCluster, topic: str) -> None:
     """Let the broker compact whatever is closed."""
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-    entry = ConfigEntry("min.compaction.lag.ms", "0", incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    for future in admin.incremental_alter_configs([resource]).values():
-        future.result(30)
+    set_topic_config(cluster.bootstrap, topic, "min.compaction.lag.ms", "0")
 
 
 def cleaned_to(cluster: KafkaCluster, topic: str) -> int:
