@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
-
 if TYPE_CHECKING:
     from tieringd.config import Config
 
-_WAIT = ClientTimeout(total=2.0)
+_WAIT_SECONDS = 2.0
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what it listens on, and how to get there
 
 
@@ -22,11 +20,13 @@ async def waiting(config: Config, topic: str) -> dict[int, str]:
     """
     if not config.admin.enabled or config.admin.port == 0:
         return {}
+    from aiohttp import ClientError, ClientSession, ClientTimeout  # noqa: PLC0415 a tenth of a second
+
     host = _ANY_ADDRESS.get(config.admin.host, config.admin.host)
     host = f"[{host}]" if ":" in host else host
     try:
         async with (
-            ClientSession(timeout=_WAIT) as session,
+            ClientSession(timeout=ClientTimeout(total=_WAIT_SECONDS)) as session,
             session.get(f"http://{host}:{config.admin.port}/status") as response,
         ):
             response.raise_for_status()

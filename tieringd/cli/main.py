@@ -2,50 +2,151 @@
 
 Exit codes: 0 all went well; 1 something failed or is wrong, and standard error says what;
 2 the command line or the configuration is wrong.
+
+A command's module is imported when that command is asked for, so that `tieringd version`,
+help and completion do not wait for the object stores' SDKs.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from tieringd.cli.archive import archive_app
-from tieringd.cli.config import config_app
-from tieringd.cli.demo.command import demo
-from tieringd.cli.explain import explain_partition
-from tieringd.cli.gateway import gateway
-from tieringd.cli.logdirs import logdirs_app
-from tieringd.cli.logging import configure_logging
-from tieringd.cli.read import read
-from tieringd.cli.recover.commands import recover_app
-from tieringd.cli.run import run
-from tieringd.cli.space import space_app
-from tieringd.cli.spark import spark_app
-from tieringd.cli.topic import topic_app
-from tieringd.config.model import LogConfig
 from tieringd.errors import ConfigError, TieringError
+
+
+class CommandPlace(NamedTuple):
+    """Where a command is defined, and its line in the list of commands."""
+
+    module: str
+    attribute: str
+    """A function, or a `typer.Typer` with commands of its own."""
+    help: str
+    """The first sentence of the command's own help; a test keeps the two equal."""
+
+
+COMMANDS: Final = {
+    "run": CommandPlace("tieringd.cli.run", "run", "Archive the partitions that the broker beside us leads."),
+    "read": CommandPlace(
+        "tieringd.cli.read",
+        "read",
+        "Print a partition's records, one a line, from the first archived offset or where told to begin.",
+    ),
+    "demo": CommandPlace(
+        "tieringd.cli.demo.command",
+        "demo",
+        "Write record batches, archive and trim them, read everything back, and compare.",
+    ),
+    "gateway": CommandPlace(
+        "tieringd.cli.gateway",
+        "gateway",
+        "Serve archived topics to ordinary Kafka clients, read-only; ends on SIGTERM.",
+    ),
+    "explain": CommandPlace(
+        "tieringd.cli.explain",
+        "explain_partition",
+        "Say of each segment where it is, why, and what would have it uploaded, trimmed or deleted.",
+    ),
+    "archive": CommandPlace(
+        "tieringd.cli.archive",
+        "archive_app",
+        "Look at what the bucket holds, delete and move it. Needs only the bucket.",
+    ),
+    "config": CommandPlace("tieringd.cli.config", "config_app", "Check and explain a configuration file."),
+    "logdirs": CommandPlace(
+        "tieringd.cli.logdirs",
+        "logdirs_app",
+        "Look at the log directories of all brokers, and at the bucket as one of them.",
+    ),
+    "recover": CommandPlace(
+        "tieringd.cli.recover.commands",
+        "recover_app",
+        "Bring topics back from the bucket: into a cluster, or the log directory of a stopped broker.",
+    ),
+    "space": CommandPlace(
+        "tieringd.cli.space", "space_app", "Disk space: what takes it, and the ballast file."
+    ),
+    "spark": CommandPlace(
+        "tieringd.cli.spark",
+        "spark_app",
+        "Run jobs on the archive with Spark, on this machine or on a cluster. Needs only the bucket, and the "
+        "package's spark extra.",
+    ),
+    "topic": CommandPlace(
+        "tieringd.cli.topic",
+        "topic_app",
+        "Look at a topic, pause and resume it, and give its retention back.",
+    ),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group that lists its commands without importing them, and imports the one that runs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*COMMANDS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command as help and completion need it: its name and its line of help."""
+        if cmd_name in COMMANDS:
+            return TyperCommand(name=cmd_name, help=COMMANDS[cmd_name].help)
+        return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Import the command that *args* names, and return it with its name and the arguments left."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return (name, loaded_command(name), rest) if name in COMMANDS else (name, command, rest)
+
+
+def loaded_command(name: str) -> Any:
+    """Import the command *name* of `COMMANDS`, and return it with its options and subcommands."""
+    from tieringd.cli.logging import configure_logging  # noqa: PLC0415 imports structlog
+    from tieringd.config.model import LogConfig  # noqa: PLC0415 imports pydantic
+
+    # Standard output is for data. `run` puts its configuration's own log settings in this one's place.
+    configure_logging(LogConfig(format="console", level="warning"))
+    place = COMMANDS[name]
+    found = getattr(import_module(place.module), place.attribute)
+    if isinstance(found, typer.Typer):
+        command: Any = typer.main.get_group(found)
+    else:
+        alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+        alone.command()(found)
+        command = typer.main.get_command(alone)
+    command.name = name
+    return command
+
 
 app = typer.Typer(
     name="tieringd",
+    cls=LazyGroup,
     help="Tiered storage beside a Kafka-API broker: closed segments to object storage and back.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=True,
 )
-app.command()(run)
-app.command()(read)
-app.command()(demo)
-app.command()(gateway)
-app.command(name="explain")(explain_partition)
-app.add_typer(archive_app, name="archive")
-app.add_typer(config_app, name="config")
-app.add_typer(logdirs_app, name="logdirs")
-app.add_typer(recover_app, name="recover")
-app.add_typer(space_app, name="space")
-app.add_typer(spark_app, name="spark")
-app.add_typer(topic_app, name="topic")
+
+
+def _print_version(is_asked: bool | None) -> None:  # noqa: FBT001 typer calls it with the option's value
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool | None,  # None, not False: typer imports pydantic to convert a value
+        typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True),
+    ] = None,
+) -> None:
+    """Tiered storage beside a Kafka-API broker: closed segments to object storage and back."""
 
 
 @app.command()
@@ -58,8 +159,6 @@ def version() -> None:
 
 def main() -> None:
     """Run the command line."""
-    # Standard output is for data. `run` puts its configuration's own log settings in this one's place.
-    configure_logging(LogConfig(format="console", level="warning"))
     try:
         app()
     except ConfigError as error:
@@ -71,7 +170,7 @@ def main() -> None:
         typer.echo(f"error: {error}", err=True)
         sys.exit(1)
     except BrokenPipeError:
-        # Whoever read our output has gone, as with `| head`. Python would complain again at exit.
+        # The reader of our output is gone, as with `| head`. Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from tieringd.errors import ConfigError
 from tieringd.storage.azure.settings import AzureSettings
-from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.file import FileStore
 from tieringd.storage.gcs.settings import GcsSettings
-from tieringd.storage.gcs.store import GcsStore
 from tieringd.storage.probe import require_conditional_writes
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 from tieringd.storage.s3.settings import S3Settings
-from tieringd.storage.s3.store import S3Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -195,15 +192,22 @@ def azure_settings(config: Config) -> AzureSettings:
 
 
 async def _backend(config: Config) -> ObjectStore:
+    # Each store's SDK takes a tenth of a second or more to import, and a process uses one of them.
     match config.store_kind:
         case "file":
             assert config.cloud_storage_file_root is not None, "checked with the configuration"
             return FileStore(config.cloud_storage_file_root, prefix=config.cloud_storage_prefix)
         case "s3":
+            from tieringd.storage.s3.store import S3Store  # noqa: PLC0415
+
             return await S3Store.open(s3_settings(config))
         case "gcs":
+            from tieringd.storage.gcs.store import GcsStore  # noqa: PLC0415
+
             return await GcsStore.open(gcs_settings(config))
         case "azure":
+            from tieringd.storage.azure.store import AzureStore  # noqa: PLC0415
+
             return await AzureStore.open(azure_settings(config))
         case "plugin":
             return await _plugin(config)

@@ -6,9 +6,8 @@ import pytest
 import typer
 
 import tieringd
-from tests.unit.cli.commands import invoked
-from tests.unit.cli.commands import tieringd as run_tieringd
-from tieringd.cli.main import app
+from tests.unit.cli.commands import from_the_start, invoked
+from tieringd.cli import main
 
 
 def tree(command, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
@@ -19,7 +18,9 @@ def tree(command, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], object]:
     return found
 
 
-COMMANDS = tree(typer.main.get_command(app))
+COMMANDS = tree(typer.main.get_command(main.app))
+for name in main.COMMANDS:
+    COMMANDS |= tree(main.loaded_command(name), (name,))
 
 
 def test_commands_are_those_of_this_release():
@@ -153,12 +154,12 @@ def test_wrong_command_line_exits_2_and_names_what_is_wrong(arguments, words):
 
 def test_wrong_command_line_exits_2_as_a_process():
     """What a shell sees is the same."""
-    done = run_tieringd("run", "--onec")
+    done = from_the_start("run", "--onec")
     assert (done.exit_code, done.output) == (2, "")
     assert "--onec" in done.errors
 
 
 def test_version_is_the_packages_own():
     """One line on standard output, and nothing else."""
-    done = run_tieringd("version")
+    done = from_the_start("version")
     assert (done.exit_code, done.output, done.errors) == (0, f"{tieringd.__version__}\n", "")
