@@ -51,9 +51,7 @@ def assert_sound(objects, topic, directory) -> int:
 
 
 def single_pass(config, output) -> Daemon:
-    daemon = Daemon(config, output)
-    daemon.server.command.append("--once")
-    return daemon
+    return Daemon(config, output, "--once")
 
 
 def run_until_killed(config, output, after_seconds) -> bool:

@@ -130,8 +130,7 @@ def test_sigterm_ends_a_single_pass_after_the_segments_in_hand(write, seaweedfs,
     """A pass that is told to stop commits what it is in and says that something is left."""
     add_segments(directory, segments=300, value_bytes=2_000)
     path = write()
-    daemon = Daemon(path, path.with_suffix(".log"))
-    daemon.server.command.append("--once")
+    daemon = Daemon(path, path.with_suffix(".log"), "--once")
     daemon.launch()
     try:
         daemon.until(lambda: daemon.events("segment durable"), "a segment is durable")

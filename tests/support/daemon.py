@@ -8,21 +8,23 @@ only things that are looked at, as an operator would.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.processes import Server
+from tests.support.warm_start import run_to_end, start_command
 
 if TYPE_CHECKING:
     import signal
+    import subprocess
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
@@ -36,15 +38,13 @@ _PATIENCE_SECONDS = 60
 
 
 def command(*arguments: str) -> list[str]:
-    """Return the command line of `tieringd` under this interpreter."""
+    """Return the command line of `tieringd` under a new interpreter, which takes a second or two to begin."""
     return [sys.executable, "-m", "tieringd", *arguments]
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run a `tieringd` command to its end and return its exit code and output."""
-    return subprocess.run(
-        command(*arguments), check=False, capture_output=True, timeout=_COMMAND_TIMEOUT_SECONDS
-    )
+    """Run a `tieringd` command as a process to its end and return its exit code and output."""
+    return run_to_end(*arguments, timeout_seconds=_COMMAND_TIMEOUT_SECONDS)
 
 
 def run_well(*arguments: str) -> bytes:
@@ -154,8 +154,11 @@ class Daemon:
     daemon logged, if what was waited for does not come.
     """
 
-    def __init__(self, config: Path, output: Path) -> None:
-        self.server = Server(command("run", "--config", str(config)), output=output)
+    def __init__(self, config: Path, output: Path, *options: str) -> None:
+        arguments = ["run", "--config", str(config), *options]
+        self.server = Server(
+            ["tieringd", *arguments], output=output, start=partial(start_command, *arguments)
+        )
         self._url = ""
 
     def launch(self) -> None:

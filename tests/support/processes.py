@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tests.support.warm_start import WarmProcess
+
 _POLL_SECONDS = 0.05
 
 
@@ -39,10 +41,25 @@ def program(name: str) -> str:
 class Server:
     """One server process; what it prints goes to a file."""
 
-    def __init__(self, command: Sequence[str], *, output: Path) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        output: Path,
+        start: Callable[..., subprocess.Popen[bytes] | WarmProcess] | None = None,
+    ) -> None:
+        """
+        Take what to run.
+
+        Args:
+            command: The program and its arguments; only its name counts when *start* is given.
+            output: The file that standard output and standard error are appended to.
+            start: What starts the process, given `stdout` and `stderr`; a new program without it.
+        """
         self.command = list(command)
         self.output = output
-        self._process: subprocess.Popen[bytes] | None = None
+        self._start = start or self._started
+        self._process: subprocess.Popen[bytes] | WarmProcess | None = None
 
     @property
     def pid(self) -> int:
@@ -59,14 +76,17 @@ class Server:
         """Start the process; it is not ready yet."""
         assert self._process is None, f"{self.command[0]} is already running"
         with self.output.open("ab") as output:
-            self._process = subprocess.Popen(
-                self.command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # A Ctrl-C that ends the tests must leave it to them to stop the server.
-                start_new_session=True,
-            )
+            self._process = self._start(stdout=output.fileno(), stderr=output.fileno())
+
+    def _started(self, *, stdout: int, stderr: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            # A Ctrl-C that ends the tests must leave it to them to stop the server.
+            start_new_session=True,
+        )
 
     def wait_until(self, is_ready: Callable[[], bool], *, timeout_seconds: float = 60) -> None:
         """

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from tests.builders import segment_bytes
 from tests.support.daemon import command, directory_config, write_config
+from tests.support.warm_start import run_to_end
 from tieringd.cli.main import app
 
 if TYPE_CHECKING:
@@ -40,14 +41,26 @@ class Done:
 
 def tieringd(*arguments: object, **environ: str) -> Done:
     """Run a command as a process to its end; *environ* is added to the environment."""
-    inherited = {name: value for name, value in os.environ.items() if name != "TIERINGD_CONFIG"}
+    return _done(run_to_end(*map(str, arguments), environ=_without_config() | environ, timeout_seconds=120))
+
+
+def from_the_start(*arguments: object, **environ: str) -> Done:
+    """Run a command under a new interpreter to its end, for a test of what that imports."""
     done = subprocess.run(
         command(*map(str, arguments)),
         check=False,
         capture_output=True,
         timeout=120,
-        env=inherited | environ,
+        env=_without_config() | environ,
     )
+    return _done(done)
+
+
+def _without_config() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "TIERINGD_CONFIG"}
+
+
+def _done(done: subprocess.CompletedProcess[bytes]) -> Done:
     output, errors = (text.decode("utf-8", "surrogateescape") for text in (done.stdout, done.stderr))
     assert "Traceback" not in errors, errors
     return Done(done.returncode, output, errors)
@@ -57,9 +70,9 @@ def invoked(*arguments: object) -> Done:
     """
     Run a command inside this process, in a thread of its own.
 
-    It is the same command without the second that a process takes to begin, and without `main`,
-    which makes exit codes of errors: those are raised here. The thread keeps the command's event
-    loop away from the tests' own, and the log goes again where it went before.
+    It is the same command without `main`, which makes exit codes of errors: those are raised here.
+    The thread keeps the command's event loop away from the tests' own, and the log goes again where
+    it went before.
     """
     environ = {"TIERINGD_CONFIG": "", "COLUMNS": "200", "NO_COLOR": "1"}
     log_before = structlog.get_config()

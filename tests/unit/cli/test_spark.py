@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.unit.cli.commands import invoked, tieringd
+from tests.unit.cli.commands import from_the_start, invoked, tieringd
 from tieringd.cli.options import OutputFormat
 from tieringd.cli.spark import session
 from tieringd.cli.spark.options import duration
@@ -101,7 +101,7 @@ def test_command_without_pyspark_says_what_to_install(tmp_path, config, job):
     (tmp_path / "missing" / "pyspark").mkdir(parents=True)
     (tmp_path / "missing" / "pyspark" / "__init__.py").write_text("raise ImportError('no pyspark')")
     python_path = f"{tmp_path / 'missing'}:{':'.join(sys.path)}"
-    done = tieringd("spark", *job, "--config", config, PYTHONPATH=python_path)
+    done = from_the_start("spark", *job, "--config", config, PYTHONPATH=python_path)
     assert (done.exit_code, done.output) == (2, "")
     assert "this command needs PySpark" in done.errors
     assert "pip install 'tieringd[spark]'" in done.errors

@@ -1,0 +1,274 @@
+"""
+Real `tieringd` processes that start in milliseconds.
+
+A command's process spends most of its life importing SDKs. Here one process, the stem, imports all
+of `tieringd` once, and forks a new process for each command. A forked process runs the same `main`
+with its own arguments, environment, working directory and files; it has its own id, takes signals,
+and ends with its own exit code. What it does not prove is the import itself: the command line of
+`tests.support.daemon.command` starts a new interpreter for that.
+
+Modules that are imported only when a command needs them are imported in the stem, so a test of
+imports starts an interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_START_TIMEOUT_SECONDS = 120
+_NOT_IMPORTED = {"tieringd.__main__", "tieringd.spark", "tieringd.cli.spark"}
+"""Spark's parts start threads when they are imported, which do not survive a fork."""
+
+
+class WarmProcess:
+    """A command that was forked from the stem; the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, connection: socket.socket, args: Sequence[str]) -> None:
+        self.args = list(args)
+        # A bare descriptor: a test may drop a server that has ended without asking for its exit code.
+        self._answers = connection.detach()
+        self._close = weakref.finalize(self, os.close, self._answers)
+        self.pid = self._number()
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative after a signal; None while the process runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """
+        Wait until the process ends, and return its exit code.
+
+        Raises:
+            subprocess.TimeoutExpired: It is still running.
+        """
+        if self.returncode is None:
+            if not select.select([self._answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            self.returncode = self._number()
+            self._close()
+        return self.returncode
+
+    def _number(self) -> int:
+        """Read the next of the two lines that the stem sends: the process id, then the exit code."""
+        line = b""
+        while not line.endswith(b"\n"):
+            got = os.read(self._answers, 1)
+            assert got, f"the process that waits for {self.args} has ended"
+            line += got
+        return int(line)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; an ended process gets none."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+class _Stem:
+    """The process that has everything imported, as this process sees it."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="tieringd-stem-")
+        self._address = str(Path(self._directory.name) / "socket")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.warm_start", self._address],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=Path(__file__).parents[2],
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line == b"ready\n", f"the stem of tests.support.warm_start did not start: {line!r}"
+        atexit.register(self.close)
+
+    def start(self, arguments: Sequence[str], files: Sequence[int], **how: Any) -> WarmProcess:
+        """Fork a process that runs `tieringd` with *arguments*; *files* are its 0, 1 and 2."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.settimeout(_START_TIMEOUT_SECONDS)
+        connection.connect(self._address)
+        request = json.dumps({"arguments": list(arguments), **how}).encode()
+        socket.send_fds(connection, [len(request).to_bytes(4, "big")], list(files))
+        connection.sendall(request)
+        connection.settimeout(None)
+        return WarmProcess(connection, ["tieringd", *arguments])
+
+    def close(self) -> None:
+        """End the stem; the commands that it forked go on."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(_START_TIMEOUT_SECONDS)
+        self._directory.cleanup()
+
+
+_stem: _Stem | None = None
+_stem_lock = threading.Lock()
+
+
+def start_command(
+    *arguments: str,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
+    environ: Mapping[str, str] | None = None,
+) -> WarmProcess:
+    """
+    Start `tieringd` with *arguments*, with nothing on its standard input.
+
+    Args:
+        arguments: The command line without the program's name.
+        stdout: A file descriptor, or `subprocess.DEVNULL`.
+        stderr: Likewise.
+        environ: The whole environment; this process' own without it.
+    """
+    global _stem  # noqa: PLW0603 one for a process, started at the first use
+    with _stem_lock:
+        _stem = _stem or _Stem()
+    with open(os.devnull, "r+b") as null:  # noqa: PTH123 a descriptor is wanted
+        files = [null.fileno(), *(null.fileno() if one < 0 else one for one in (stdout, stderr))]
+        return _stem.start(
+            arguments,
+            files,
+            environ=dict(os.environ if environ is None else environ),
+            directory=str(Path.cwd()),
+        )
+
+
+def run_to_end(
+    *arguments: str, environ: Mapping[str, str] | None = None, timeout_seconds: float
+) -> subprocess.CompletedProcess[bytes]:
+    """
+    Run `tieringd` with *arguments* to its end, and return its exit code and output.
+
+    Raises:
+        subprocess.TimeoutExpired: It was still running, and is killed.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = start_command(*arguments, stdout=output.fileno(), stderr=errors.fileno(), environ=environ)
+        try:
+            code = process.wait(timeout_seconds)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(process.args, code, output.read(), errors.read())
+
+
+def _import_package(name: str) -> None:
+    """Import the modules of a package, so that a forked command finds them there."""
+    for module in pkgutil.iter_modules(import_module(name).__path__, f"{name}."):
+        if module.name in _NOT_IMPORTED:
+            continue
+        if module.ispkg:
+            _import_package(module.name)
+        else:
+            import_module(module.name)
+
+
+def _serve(address: str) -> dict[str, Any]:
+    """Fork a process for each connection; return, in a forked process, what it is to run."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        sys.stdout.write("ready\n")
+        sys.stdout.flush()
+        while True:
+            readable, _, _ = select.select([listener, sys.stdin], [], [], 1)
+            if sys.stdin in readable:
+                os._exit(0)
+            _reap()
+            if listener not in readable:
+                continue
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                return _accepted(connection)
+            connection.close()
+
+
+def _reap() -> None:
+    """Collect the forked waiters that have ended."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _accepted(connection: socket.socket) -> dict[str, Any]:
+    """
+    Fork the command's own process and return its request there.
+
+    This process, its parent, only waits: it sends the command's id and then its exit code.
+    """
+    size, files, _, _ = socket.recv_fds(connection, 4, 3)
+    data = b""
+    while len(data) < int.from_bytes(size, "big"):
+        data += connection.recv(1 << 20)
+    request: dict[str, Any] = json.loads(data)
+    pid = os.fork()
+    if pid == 0:
+        connection.close()
+        os.setsid()
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        os.closerange(3, 256)
+        return request
+    for file in files:
+        os.close(file)
+    with suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(f"{pid}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(BrokenPipeError, ConnectionResetError):
+        connection.sendall(f"{code}\n".encode())
+    os._exit(0)
+
+
+def _become_tieringd(request: dict[str, Any]) -> None:
+    """Give this process the arguments, environment and directory that `python -m tieringd` would have."""
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["directory"])
+    package = Path(str(import_module("tieringd").__file__)).parent
+    sys.argv = [str(package / "__main__.py"), *request["arguments"]]
+    time.tzset()
+
+
+if __name__ == "__main__":
+    _import_package("tieringd")
+    gc.collect()
+    gc.freeze()
+    _become_tieringd(_serve(sys.argv[1]))
+    __package__ = "tieringd"
+    import_module("tieringd.cli.main").main()
