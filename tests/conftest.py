@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,6 +15,17 @@ if TYPE_CHECKING:
 # How long an example takes is the machine's matter: a busy one fails no test.
 settings.register_profile("tieringd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tieringd")
+
+
+def pytest_collection_finish() -> None:
+    """
+    Take what has been imported out of the garbage collector's sight.
+
+    It lives until the end, and a full collection would walk through a million of its objects; some
+    tests collect after each test to see what it left behind.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

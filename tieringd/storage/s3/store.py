@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, contextmanager
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
+from botocore.loaders import create_loader
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import ConfigError, ObjectNotFound, StorageError, StorageUnavailable
@@ -34,6 +36,8 @@ from tieringd.storage.threads import body_threads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from botocore.loaders import Loader
 
     from tieringd.storage.base import Body, Condition, JoinSource
     from tieringd.storage.s3.credentials import RoleCredentials
@@ -78,6 +82,7 @@ class S3Store:
         """
         _check(settings)
         session = get_session()
+        session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
         async with AsyncExitStack() as resources:
             credentials = None
             if settings.credentials_source != "config_file":
@@ -379,6 +384,12 @@ def _condition_parameters(condition: Condition | None) -> dict[str, str]:
     if condition is None:
         return {}
     return {"IfNoneMatch": "*"} if isinstance(condition, IfAbsent) else {"IfMatch": condition.version}
+
+
+@cache
+def _loader(data_path: str | None) -> Loader:
+    """Return what reads the SDK's description of S3: a megabyte of JSON, read once in a process."""
+    return create_loader(data_path)
 
 
 def _encryption_parameters(settings: S3Settings) -> dict[str, str]:
