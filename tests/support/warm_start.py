@@ -230,12 +230,16 @@ def _accepted(connection: socket.socket) -> dict[str, Any]:
     """
     Fork the command's own process and return its request there.
 
-    This process, its parent, only waits: it sends the command's id and then its exit code.
+    This process, its parent, only waits: it sends the command's id and then its exit code. A command
+    does not outlive the process that asked for it.
     """
     size, files, _, _ = socket.recv_fds(connection, 4, 3)
     data = b""
     while len(data) < int.from_bytes(size, "big"):
-        data += connection.recv(1 << 20)
+        got = connection.recv(1 << 20)
+        if not got:
+            os._exit(1)  # The asking process has ended.
+        data += got
     request: dict[str, Any] = json.loads(data)
     pid = os.fork()
     if pid == 0:
@@ -249,6 +253,9 @@ def _accepted(connection: socket.socket) -> dict[str, Any]:
         os.close(file)
     with suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(f"{pid}\n".encode())
+    ended = os.pidfd_open(pid)
+    if ended not in select.select([ended, connection], [], [])[0]:
+        os.kill(pid, signal.SIGKILL)  # The tests have ended, or dropped the process without ending it.
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     with suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(f"{code}\n".encode())
