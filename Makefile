@@ -4,10 +4,10 @@
 PYTHON ?= python3
 BROKER ?= none
 BENCH ?= upload
-WORKERS ?= 0
+WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: help install install-dev kafka azurite promtool demo test sim soak check format bench clean
+.PHONY: help install install-dev kafka azurite promtool demo components test durations sim soak check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -45,8 +45,14 @@ endif
 demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker and SeaweedFS)
 	$(BIN)/$(DEMO)
 
-test: kafka azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=2: two files at a time)
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(TESTS)
+components: ## Say what the machine lacks for the tests, before anything is installed
+	@$(PYTHON) -m tests.support.components
+
+test: components kafka azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
+
+durations: ## Run every test and write tests/durations.json, which orders the files of later runs
+	$(MAKE) test ARGS=--record-durations
 
 sim: .venv/.installed-dev ## Run more simulated histories (SEEDS=2000)
 	TIERINGD_SEEDS=$(or $(SEEDS),2000) $(BIN)/pytest tests/simulation

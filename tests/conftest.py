@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+pytest_plugins = ["tests.support.suite_report"]
+
 # How long an example takes is the machine's matter: a busy one fails no test.
 settings.register_profile("tieringd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tieringd")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.azurite import running_azurite
+from tests.support.components import used
 from tests.support.fake_gcs import running_fake_gcs
 from tests.support.ports import free_ports
 from tests.support.processes import Server, program
@@ -53,6 +55,7 @@ def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFS]:
 def moto_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a moto server, and return its endpoint."""
     (port,) = free_ports(1)
+    used(f"moto {version('moto')}")
     command = [program("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     server = Server(command, output=tmp_path_factory.mktemp("moto") / "moto.log")
     server.launch()

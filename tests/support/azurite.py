@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.storage.blob import ContainerClient
 
+from tests.support.components import used
 from tests.support.kafka_jars import MissingPartError, cache_directory
 from tests.support.ports import free_ports
 from tests.support.processes import Server
@@ -146,6 +147,7 @@ class Azurite:
 @contextmanager
 def running_azurite(directory: Path, *, certificate: Path | None = None) -> Iterator[Azurite]:
     """Run a server for the time of a `with` block."""
+    used(f"Azurite {AZURITE_VERSION}")
     azurite = Azurite.start(directory, certificate=certificate)
     try:
         yield azurite

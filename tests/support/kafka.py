@@ -25,7 +25,8 @@ from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
-from tests.support.kafka_jars import program, require_jars
+from tests.support.components import used
+from tests.support.kafka_jars import KAFKA_VERSION, program, require_jars
 from tests.support.ports import free_ports
 
 if TYPE_CHECKING:
@@ -227,6 +228,7 @@ class KafkaCluster:
             KafkaStartError: A node did not come up; those that did are ended.
         """
         jars = require_jars()
+        used(f"Apache Kafka {KAFKA_VERSION}")
         ports = iter(free_ports((2 + len(listeners)) * brokers))
         cluster_id = cluster_id or _random_id()
         nodes = [

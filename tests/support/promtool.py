@@ -13,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.support.components import used
 from tests.support.kafka_jars import MissingPartError, cache_directory
 
 _PACKAGE = "prometheus"
@@ -30,6 +31,7 @@ def require_promtool() -> str:
     found = shutil.which("promtool") or (str(fetched) if fetched.is_file() else None)
     if found is None:
         raise MissingPartError(f"{fetched} is missing; run `python -m tests.support.promtool`")
+    used("promtool")
     return found
 
 

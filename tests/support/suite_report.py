@@ -1,0 +1,268 @@
+"""
+What a run of the tests says: what it will do, how far it is, what took the time, what was real.
+
+A pytest plugin. `tests/durations.json` holds the seconds of each file from a recorded run: the
+longest files start first, so that no worker ends with a long file alone, and the expected time is
+known. `--record-durations` writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from tests.support.components import USED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+ROOT: Final = Path(__file__).parents[2]
+DURATIONS: Final = ROOT / "tests" / "durations.json"
+GROUPS: Final = (
+    "e2e/spark",
+    "e2e",
+    "integration",
+    "contract",
+    "simulation",
+    "unit/storage",
+    "unit/spark",
+    "unit",
+)
+"""Folders of tests, the inner before the outer: a file belongs to the first that it lies in."""
+LONG_TEST_SECONDS: Final = 15
+LONG_FILE_SECONDS: Final = 30
+_SECONDS_BETWEEN_LINES: Final = 20
+_SLOWEST: Final = 10
+_SMALL_SUITE: Final = 200
+"""Tests; fewer are shown by pytest's own dots."""
+
+
+def group_of(file: str) -> str:
+    """Return the group of a test file, by its path from the repository's root."""
+    return next((group for group in GROUPS if file.startswith(f"tests/{group}/")), "other")
+
+
+def load_durations(path: Path = DURATIONS) -> dict[str, float]:
+    """Return the seconds of each test file in the recorded run; empty when there is none."""
+    if not path.exists():
+        return {}
+    files: dict[str, float] = json.loads(path.read_text())["files"]
+    return files
+
+
+def minutes(seconds: float) -> str:
+    """Return a time for people: `1:05`."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+class SuiteReport:
+    """Counts the reports of one run, in the process that shows them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._begun = time.monotonic()
+        self._said_at = self._begun
+        self._collected: Counter[str] = Counter()
+        self._done: Counter[str] = Counter()
+        self._failed = 0
+        self._file_seconds: Counter[str] = Counter()
+        self._test_seconds: Counter[str] = Counter()
+        self.components: set[str] = set()
+
+    def is_large(self) -> bool:
+        """Say whether lines of progress stand in for dots."""
+        return self._collected.total() >= _SMALL_SUITE
+
+    def collected(self, files: Iterable[str]) -> None:
+        """Count the tests of a run, and say once what it will do."""
+        if self._collected:
+            return
+        self._collected.update(group_of(file) for file in files)
+        if self.is_large():
+            self._say(self._plan())
+
+    def _plan(self) -> str:
+        counts = ", ".join(f"{group} {self._collected[group]}" for group in GROUPS if self._collected[group])
+        recorded = load_durations()
+        groups = {group for group in GROUPS if self._collected[group]}
+        seconds = sum(took for file, took in recorded.items() if group_of(file) in groups)
+        workers = max(1, int(self._config.getoption("numprocesses", 0) or 1))
+        expected = f"; about {minutes(seconds / workers)} minutes with {workers} at a time" if seconds else ""
+        return f"{self._collected.total()} tests on real components: {counts}{expected}"
+
+    def reported(self, report: pytest.TestReport) -> None:
+        """Count one phase of a test, and print a line of progress when the last is old enough."""
+        test = report.nodeid.partition("@")[0]
+        file = test.partition("::")[0]
+        self._file_seconds[file] += report.duration
+        self._test_seconds[test] += report.duration
+        self._failed += report.failed
+        if report.when == "teardown":
+            self._done[group_of(file)] += 1
+        now = time.monotonic()
+        if self.is_large() and now - self._said_at >= _SECONDS_BETWEEN_LINES:
+            self._said_at = now
+            self._say(self._progress(now))
+
+    def _progress(self, now: float) -> str:
+        parts = [
+            f"{group} {self._done[group]}/{self._collected[group]}"
+            for group in GROUPS
+            if self._collected[group]
+        ]
+        failed = f", {self._failed} FAILED" if self._failed else ""
+        return f"[{minutes(now - self._begun)}] {', '.join(parts)}{failed}"
+
+    def _say(self, line: str) -> None:
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        reporter.ensure_newline()
+        reporter.write_line(line)
+
+    def summary(self, write: Any) -> None:
+        """Write where the time went and what was real."""
+        if not self.is_large():
+            return
+        shares: Counter[str] = Counter()
+        for file, seconds in self._file_seconds.items():
+            shares[group_of(file)] += seconds
+        total = shares.total() or 1.0
+        write("Seconds by group, over all workers:")
+        for group, seconds in shares.most_common():
+            write(f"  {seconds:7.0f}  {100 * seconds / total:4.0f} %  {group} ({self._done[group]} tests)")
+        write("Slowest files:")
+        for file, seconds in self._file_seconds.most_common(_SLOWEST):
+            write(f"  {seconds:7.1f}  {file}")
+        write("Slowest tests:")
+        for test, seconds in self._test_seconds.most_common(_SLOWEST):
+            write(f"  {seconds:7.1f}  {test}")
+        write(f"Real components: {', '.join(sorted(self.components)) or 'none'}")
+
+    def record(self, path: Path = DURATIONS) -> None:
+        """Write the seconds of each file, for the order and the forecast of later runs."""
+        files = {file: round(seconds, 1) for file, seconds in self._file_seconds.items() if seconds >= 1}
+        tests = {
+            test: round(seconds, 1)
+            for test, seconds in self._test_seconds.items()
+            if seconds >= LONG_TEST_SECONDS
+        }
+        document = {
+            "cores": os.cpu_count(),
+            "wall_seconds": round(time.monotonic() - self._begun),
+            "files": dict(sorted(files.items())),
+            "long_tests": dict(sorted(tests.items())),
+        }
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def resource_group(item: pytest.Item) -> str:
+    """Return what a test shares with others on one worker: a resource that is dear to start, or its file."""
+    fixtures: Any = getattr(item, "fixturenames", ())
+    if "brokers" in fixtures:
+        return "three brokers"
+    return item.nodeid.partition("::")[0]
+
+
+def longest_first(items: list[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
+    """Return *items* with the groups that take longest first; tests of a group keep their order."""
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(resource_group(item), []).append(item)
+
+    def took(group: str) -> float:
+        files = {item.nodeid.partition("::")[0] for item in groups[group]}
+        return sum(seconds.get(file, 0.0) for file in files)
+
+    return [item for group in sorted(groups, key=took, reverse=True) for item in groups[group]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that records a run."""
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Report in the process that shows the run, not in its workers."""
+    if not hasattr(config, "workerinput"):
+        config.stash[_REPORT] = SuiteReport(config)
+
+
+_REPORT = pytest.StashKey[SuiteReport]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put tests that share a resource on one worker, the longest groups first."""
+    if config.getoption("dist", "no") != "loadgroup":
+        return
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(resource_group(item)))
+    items[:] = longest_first(items, load_durations())
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Say what a run without workers will do."""
+    report = session.config.stash.get(_REPORT, None)
+    if report is not None and session.items:
+        report.collected(item.nodeid.partition("::")[0] for item in session.items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    """Say what the workers will do."""
+    report: SuiteReport = node.config.stash[_REPORT]
+    report.collected(one.partition("::")[0] for one in ids)
+
+
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> tuple[str, str, str] | None:
+    """Leave out the dots of a large run."""
+    shown = config.stash.get(_REPORT, None)
+    if shown is not None and shown.is_large() and report.passed:
+        return ("passed" if report.when == "call" else "", "", "")
+    return None
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Listen to the reports, where they are shown."""
+    report = session.config.stash.get(_REPORT, None)
+    if report is not None:
+        session.config.pluginmanager.register(_Listener(report))
+
+
+class _Listener:
+    def __init__(self, report: SuiteReport) -> None:
+        self._report = report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._report.reported(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell which components this process has started."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["components"] = sorted(USED)
+    else:
+        session.config.stash[_REPORT].components |= USED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over what a worker has started."""
+    output = getattr(node, "workeroutput", None) or {}
+    node.config.stash[_REPORT].components |= set(output.get("components", ()))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write the summary, and the record when it is asked for."""
+    report = config.stash.get(_REPORT, None)
+    if report is None:
+        return
+    report.summary(terminalreporter.write_line)
+    if config.getoption("--record-durations"):
+        report.record()
