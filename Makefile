@@ -7,7 +7,7 @@ BENCH ?= upload
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: help install install-dev kafka azurite promtool demo components test durations sim soak check format bench clean
+.PHONY: help install install-dev kafka azurite promtool demo components test durations quick affected sim soak check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -53,6 +53,14 @@ test: components kafka azurite promtool ## Run every test, on real components (T
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs
 	$(MAKE) test ARGS=--record-durations
+
+quick: check ## The inner loop, under two minutes: formatting, types, layers, and the tests that need no process
+	TIERINGD_SEEDS=20 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+		tests/unit/policies tests/unit/model tests/unit/formats tests/unit/config tests/unit/services tests/unit/archive \
+		tests/unit/broker tests/unit/cache tests/unit/daemon tests/unit/test_errors.py tests/unit/test_metrics.py tests/simulation
+
+affected: .venv/.installed-dev ## Run the tests that a change can touch, and say what is left out (BASE=HEAD~3)
+	$(BIN)/python -m tests.support.affected $(if $(BASE),--base $(BASE)) -- --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 sim: .venv/.installed-dev ## Run more simulated histories (SEEDS=2000)
 	TIERINGD_SEEDS=$(or $(SEEDS),2000) $(BIN)/pytest tests/simulation
