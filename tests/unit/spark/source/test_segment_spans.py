@@ -36,6 +36,8 @@ def test_holes_are_what_no_span_holds(spans, holes):
 )
 def test_hole_is_filled_with_losses(gaps, losses):
     """Recorded gaps say why; a manifest that breaks its rules loses nothing in silence."""
-    found = losses_in(PARTITION.topic_partition, [(10, 20)], [Gap(*one, "disk full", 0) for one in gaps])
+    found = losses_in(
+        PARTITION.topic_partition, [(10, 20)], [Gap(first, last, "disk full", 0) for first, last in gaps]
+    )
     assert [(one.base_offset, one.last_offset) for one in found] == [one[:2] for one in losses]
     assert all(reason in one.reason for one, (*_, reason) in zip(found, losses, strict=True))
