@@ -5,8 +5,8 @@ There are two, and neither ever changes: one is stored before anything else is, 
 erased without a trace, and where the second is missing nothing tells how far the job came. One that was
 stopped in the middle and could still store it says so in its faults: what they name is to be done again.
 
-They hold no key, only the SHA-256 of each: who knows a key can tell that it was erased. Keys that can be guessed
-can be found out by it.
+They hold no key, only the SHA-256 of each: who knows a key can tell that it was erased. Keys that can be
+guessed can be found out by it.
 """
 
 from __future__ import annotations
