@@ -92,6 +92,11 @@ class ObjectStoreContract:
     racers = 16
     """How many writers race for one key."""
 
+    async def test_bucket_that_was_just_made_keeps_nothing_that_is_deleted(self, store):
+        """No versions, no soft delete, no locks: what an erasure deletes is gone."""
+        await put(store, "key", b"content")
+        assert await store.kept_after_delete("key") == ()
+
     @pytest.mark.parametrize("size", SIZES)
     async def test_bytes_come_back_as_they_were_put(self, store, bucket: Bucket, size: int):
         """An object put from bytes is stored and read back whole, with its size and checksum."""

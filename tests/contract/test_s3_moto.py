@@ -52,3 +52,25 @@ class TestS3StoreWithMoto(ObjectStoreContract, JoinContract, MissingBucketContra
         store = await S3Store.open(settings)
         yield store
         await store.close()
+
+    async def test_versions_and_locks_keep_what_is_deleted(self, store, bucket):
+        """They are told by the bucket; locks only of a bucket with versions."""
+        client, name = bucket._client, bucket._bucket
+        client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+        (versions,) = await store.kept_after_delete("key")
+        assert "keeps versions" in versions
+        client.put_object_lock_configuration(
+            Bucket=name,
+            ObjectLockConfiguration={
+                "ObjectLockEnabled": "Enabled",
+                "Rule": {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 30}},
+            },
+        )
+        assert await store.kept_after_delete("key") == (
+            versions,
+            "object lock keeps each version for 30 days",
+        )
+        client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Suspended"})
+        assert "the bucket kept versions once, and has those of before" in await store.kept_after_delete(
+            "key"
+        )

@@ -17,6 +17,7 @@ from tieringd.formats.erasure_record import (
     ErasedPartition,
     ErasureOutcome,
     ErasureRequest,
+    PartitionGoneOver,
     encode_erasure_outcome,
     encode_erasure_request,
 )
@@ -309,6 +310,9 @@ ERASURE_OUTCOME = ErasureOutcome(
     ),
     deleted_at_ms=None,
     faults=("pay.ments_eu-1-3: a segment may still have one of the keys",),
+    gone_over=(PartitionGoneOver(PARTITION, start_offset=7, next_offset=2**63 - 1),),
+    objects_left=("22222222/c/t/0_x/0-9-100-4-0a-0000000b.log",),
+    kept_by_store=("soft delete keeps deleted objects for 604800 seconds",),
 )
 REWRITING = Rewriting(
     RewritingKind.COMPACTED,
@@ -332,8 +336,8 @@ def files() -> dict[str, bytes]:
         "topic-manifest.v5.json": encode_topic_manifest(TOPIC_MANIFEST),
         "topic-manifest-purged.v5.json": encode_topic_manifest(PURGED_TOPIC_MANIFEST),
         "disk-state.v1.json": encode_disk_state(DISK_STATE),
-        "erasure-begun.v1.json": encode_erasure_request(ERASURE_REQUEST),
-        "erasure-done.v1.json": encode_erasure_outcome(ERASURE_REQUEST, ERASURE_OUTCOME),
+        "erasure-begun.v2.json": encode_erasure_request(ERASURE_REQUEST),
+        "erasure-done.v2.json": encode_erasure_outcome(ERASURE_REQUEST, ERASURE_OUTCOME),
         "rewriting.v1.json": encode_rewriting(PARTITION, REWRITING),
         "history-link.v1": encode_history_link(HISTORY_LINK),
         "quota-record.v1.json": encode_quota_record(QUOTA_RECORD),

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from tests.fakes.archive import archive_in, archived
+from tests.fakes.archive import archive_in, archived, archiver_of, observed
+from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tieringd.archive.segment_indexes import SegmentIndexes
 from tieringd.config import parse_config
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import TopicKey, data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
+from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import RemoteSegment
 from tieringd.spark.bucket import Bucket
 from tieringd.spark.jobs.export.parquet_target import ParquetTopic
@@ -26,7 +28,7 @@ from tieringd.spark.jobs.export.target_store import TargetStore
 from tieringd.storage.file import FileStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from tieringd.config import Config
@@ -104,6 +106,40 @@ class ArchivedLogs:
                 if offset < writer.bases[-1]:
                     found[number, offset, value] += 1
         return found
+
+    async def edit(self, change: Callable[[Any], Any], number: int = 0) -> None:
+        """Replace a partition's manifest by what *change* makes of it."""
+
+        async def changed(manifest: Any) -> Any:
+            return change(manifest)
+
+        await self.services.manifests.edit(self.writers[number].identified, changed)
+
+    async def depose(self, cut: int, *, begins_at: int | None = None, now_ms: int = 0) -> None:
+        """
+        Have an unclean election: the archive is cut back to *cut*, and a new leader's log is archived.
+
+        That log begins at *begins_at*, and at *cut* where it is None. It has four segments of two records,
+        `new` and their offset; what is between is a gap.
+        """
+        (writer,) = self.writers
+        first = cut if begins_at is None else begins_at
+
+        def cut_back(manifest: Any) -> Any:
+            left = manifest.cut_back(cut, leader_epoch=1, now_ms=now_ms)
+            gap = Gap(cut, first - 1, "the new leader's log begins later", now_ms)
+            return left if first == cut else left.with_gap(gap)
+
+        await self.edit(cut_back)
+        leader = LogWriter(self.directory / "deposed", writer.name.topic, 0, first_offset=first)
+        leader.begin_epoch(1)
+        for base in range(first, first + 8, 2):
+            leader.append(b"new%d" % base, b"new%d" % (base + 1))
+            leader.roll()
+        services = archive_in(self.services.store, writer_id="b2")
+        archiver = archiver_of(leader, services, FakeBroker(leader), leader_epoch=1)
+        while (await archiver.step(observed(leader))).uploaded:
+            pass
 
     async def merge(self) -> None:
         """Make one object of each partition's two first segments that are neighbours, and delete theirs."""

@@ -3,10 +3,10 @@ The records of an erasure, as JSON in the bucket: what was asked for, and what w
 
 There are two, and neither ever changes: one is stored before anything else is, one at the end. So nothing is
 erased without a trace, and where the second is missing nothing tells how far the job came. One that was
-stopped in the middle and could still store it says so in its faults: what they name is to be done again. They
-hold no key,
-only the SHA-256 of each: who knows a key can tell that it was erased. Keys that can be guessed can be
-found out by it.
+stopped in the middle and could still store it says so in its faults: what they name is to be done again.
+
+They hold no key, only the SHA-256 of each: who knows a key can tell that it was erased. Keys that can be
+guessed can be found out by it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
 
-VERSION = 1
+VERSION = 2
+"""Version 1 had no `gone_over`, `objects_left` and `kept_by_store`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,36 @@ class ErasedPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionGoneOver:
+    """A partition in which every record of a range of offsets was looked at, and none has a key any more."""
+
+    partition: TopicIdPartition
+    start_offset: int
+    next_offset: int
+    """Exclusive. Records from here on came later, and were not looked at."""
+
+
+@dataclass(frozen=True, slots=True)
 class ErasureOutcome:
     """What came of it."""
 
     finished_at_ms: int
     partitions: tuple[ErasedPartition, ...]
     deleted_at_ms: int | None
-    """When the job deleted the replaced objects itself; None where that is left to a daemon."""
+    """
+    When the job deleted the replaced objects itself.
+
+    None where that is left to a daemon, where anything was left undone, and where the store keeps what is
+    deleted.
+    """
     faults: tuple[str, ...]
     """What was left undone."""
+    gone_over: tuple[PartitionGoneOver, ...] = ()
+    """All that was gone over whole; a partition of a fault is not among them."""
+    objects_left: tuple[str, ...] = ()
+    """Keys of objects that no manifest names, and that have one of the keys or cannot be read."""
+    kept_by_store: tuple[str, ...] = ()
+    """How the store keeps the bytes of deleted objects, as far as it tells."""
 
 
 def encode_erasure_request(request: ErasureRequest) -> bytes:

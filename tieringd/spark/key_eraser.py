@@ -14,6 +14,19 @@ if TYPE_CHECKING:
     from tieringd.model.segment import SegmentIndex
 
 
+def holds_any(batch: Batch, keys: frozenset[bytes]) -> bool:
+    """
+    Say whether a batch has a record with one of *keys*.
+
+    Raises:
+        CorruptDataError: It does not have the records that its header announces.
+    """
+    header = batch.header
+    if header.is_control or not header.record_count:
+        return False
+    return any(key in keys for key in record_spans(header, batch.data).keys())  # noqa: SIM118 a list
+
+
 class ErasureCut:
     """
     Take out every version of some keys; see `archive.segment_rewriter.Cut`.

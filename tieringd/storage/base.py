@@ -128,6 +128,23 @@ class ObjectStore(Protocol):
         """Release connections. The store is unusable afterwards; closing twice is allowed."""
 
 
+@runtime_checkable
+class KeepingStore(Protocol):
+    """A store that may keep the bytes of deleted objects, and can say so."""
+
+    async def kept_after_delete(self, key: str) -> tuple[str, ...]:
+        """
+        Return how the bucket keeps what is deleted, for people; empty where it does not.
+
+        That is by versions, soft delete or locks. *key* names an object that was stored lately: some stores
+        tell by an object what they do not tell of the bucket.
+
+        Raises:
+            StorageDenied: Our credentials may not ask.
+            StorageUnavailable: The store does not answer.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class JoinSource:
     """A whole object that is to become a part of another; it is not empty."""

@@ -132,6 +132,10 @@ class FileStore:
         stop = threading.Event()
         return await self._in_thread(lambda: self._join(target, paths, stop), on_cancel=stop.set)
 
+    async def kept_after_delete(self, _key: str) -> tuple[str, ...]:
+        """Return nothing: a deleted file is gone; snapshots of the filesystem cannot be seen from here."""
+        return ()
+
     async def close(self) -> None:
         """Let the threads end."""
         self._executor.shutdown(wait=False)

@@ -128,6 +128,10 @@ class MemoryStore:
                 raise ChecksumRejected(f"join {key}: the bytes have another checksum than announced", key=key)
             return Joined(self.add(key, data), is_proven=True, host_bytes=0)
 
+    async def kept_after_delete(self, _key: str) -> tuple[str, ...]:
+        """Return nothing: a deleted object is gone."""
+        return ()
+
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""
 

@@ -20,7 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.storage.base import FileSlice, JoiningStore
+from tieringd.storage.base import FileSlice, JoiningStore, KeepingStore
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -198,6 +198,15 @@ class ResilientStore:
             )
         finally:
             self._put_starts.pop(operation, None)
+
+    async def kept_after_delete(self, key: str) -> tuple[str, ...]:
+        """Return how the bucket keeps what is deleted, as far as the store underneath can say."""
+        store = self._store
+        if not isinstance(store, KeepingStore):
+            return ("this kind of store cannot be asked whether it keeps deleted objects",)
+        return await self._run(
+            self._operation("kept_after_delete", key), lambda: store.kept_after_delete(key)
+        )
 
     async def close(self) -> None:
         """Close the store underneath."""

@@ -10,7 +10,7 @@ from tieringd.formats.erasure_record import encode_erasure_outcome, encode_erasu
 
 def test_records_are_written_as_the_golden_ones():
     """Someone's audit may rest on every field of them."""
-    begun, done = OWN / "erasure-begun.v1.json", OWN / "erasure-done.v1.json"
+    begun, done = OWN / "erasure-begun.v2.json", OWN / "erasure-done.v2.json"
     assert encode_erasure_request(ERASURE_REQUEST) == begun.read_bytes()
     assert encode_erasure_outcome(ERASURE_REQUEST, ERASURE_OUTCOME) == done.read_bytes()
 

@@ -61,8 +61,8 @@ def erase(
     Take every record with one of some keys out of the archives of topics, for good.
 
     Old versions, tombstones, and records that nobody can read. Try it with --dry-run, which stores no record
-    of it either. Brokers, quarantine and copies of the bucket are not gone over: see the documentation.
-    Exit 1 when a segment may still have one of the keys.
+    of it either. Brokers, exports and copies of the bucket are not gone over: see the documentation. Exit 1
+    when an object of these topics may still have one of the keys and was not erased.
     """
     if not requested_by.strip():
         raise ConfigError("--requested-by is empty", hint="The record of the erasure needs a name")

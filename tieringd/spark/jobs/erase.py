@@ -4,6 +4,10 @@ Erasure: every record with one of some keys goes from the archive, tombstones an
 Each segment is read; one that has such a record is stored once more without it, and the rest stays as it is.
 What was replaced holds the records until it is deleted: by the daemon that archives the topic, after its
 delay, or by the job when it is told to. Brokers are not asked: what they still hold is for them to delete.
+
+At its end the job lists the bucket. What it has not gone over is a fault: a partition without a manifest, an
+object that no manifest names and that has a key. Only where nothing of that kind is left, and the store keeps
+no bytes of deleted objects, does the record say that all is deleted.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,25 +23,21 @@ from crc32c import crc32c
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.clock import wall_clock_ms
-from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
+from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.erasure_record import (
     ErasedPartition,
     ErasureOutcome,
     ErasureRequest,
+    PartitionGoneOver,
     encode_erasure_outcome,
     encode_erasure_request,
 )
-from tieringd.formats.object_keys import (
-    QUARANTINED_PREFIX,
-    data_key,
-    erasure_key,
-    owner_of,
-    parse_quarantined_key,
-)
+from tieringd.formats.object_keys import data_key, erasure_key
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
+from tieringd.spark.jobs.leftovers import Leftovers, find_leftovers, search, suspect_faults
 from tieringd.spark.jobs.progress import silent, watched
 from tieringd.spark.jobs.report import Report
 from tieringd.spark.jobs.swapping import (
@@ -52,13 +52,14 @@ from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.key_eraser import ErasureCut
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
     from tieringd.archive.segment_swap import Successor
     from tieringd.config import Config
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.chosen import Share
@@ -140,7 +141,9 @@ def erase(
     _store_record(bucket, request, encode_erasure_request(request), is_done=False)
 
     outcome = Outcome(faults=list(chosen.faults))
-    eraser = _Eraser(config, spark.sparkContext.broadcast(frozenset(keys)), f"{REWRITER_PREFIX}{job_id}")
+    shared_keys = spark.sparkContext.broadcast(frozenset(keys))
+    eraser = _Eraser(config, shared_keys, f"{REWRITER_PREFIX}{job_id}")
+    reached = _Reached({one.partition: one for one in chosen.partitions if not one.segments})
     segments_read = 0
     with what_is_done_is_told(outcome):
         for some in rounds(bucket, chosen.partitions, outcome.faults):
@@ -148,57 +151,103 @@ def erase(
             with watched(spark, "erasing keys", progress), failures_in_words():
                 looked = spark.sparkContext.parallelize(todo, max(1, len(todo))).flatMap(eraser).collect()
             segments_read += sum(len(one.segments) for one in some)
-            _swap(bucket, looked, outcome)
+            reached.note(some, _swap(bucket, looked, outcome))
 
     named = [one.partition for one in chosen.partitions]
-    deleted_at_ms = bucket.run(_deleted_at_ms(bucket, named, outcome, after_ms=delete_after_ms))
+    if delete_after_ms is not None:
+        bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))
+    deleted_at_ms = wall_clock_ms()
+    left, suspects = Leftovers(), []
+    with what_is_done_is_told(
+        outcome, "the bucket was not listed for what no manifest names; run the job again"
+    ):
+        left = bucket.run(find_leftovers(bucket, topics, reached.gone_over, told=reached.faulty))
+        outcome.faults += left.faults
+        suspects = search(spark, config, [*left.unnamed, *left.quarantined], shared_keys, progress=progress)
+        outcome.faults += suspect_faults(suspects)
+    begun_key = erasure_key(begun_at_ms=request.begun_at_ms, job_id=job_id, is_done=False)
+    kept_by_store = bucket.run(_kept_by_store(bucket, begun_key))
+    is_deleted = delete_after_ms == 0 and not outcome.faults and not kept_by_store
     done = ErasureOutcome(
         wall_clock_ms(),
         tuple(_erased(one, config.archive_delete_delay_ms) for one in outcome.swapped),
-        deleted_at_ms,
+        deleted_at_ms if is_deleted else None,
         tuple(outcome.faults),
+        tuple(_gone_over(one, left.replaced_from) for one in reached.gone_over.values()),
+        tuple(one.stored.key for one in suspects),
+        kept_by_store,
     )
     record: Value = None
     with what_is_done_is_told(outcome, "the record of what was erased is not stored; run the job again"):
         _store_record(bucket, request, encode_erasure_outcome(request, done), is_done=True)
         record = erasure_key(begun_at_ms=request.begun_at_ms, job_id=job_id, is_done=True)
-    quarantined: Value = None
-    with what_is_done_is_told(outcome, "objects in quarantine may have the keys, and were not counted"):
-        quarantined = bucket.run(_quarantined(bucket, frozenset(named)))
     figures: dict[str, Value] = {
         "job_id": job_id,
         "keys": len(request.key_sha256),
         "topics": len(chosen.topics),
         "partitions": len(chosen.partitions),
+        "partitions_gone_over": len(done.gone_over),
         "segments_read": segments_read,
         **outcome.figures(),
-        "quarantined_objects": quarantined,
+        "unnamed_objects": len(left.unnamed),
+        "quarantined_objects": len(left.quarantined),
+        "objects_left": len(suspects),
+        "kept_by_store": "; ".join(kept_by_store) or None,
+        "deleted_at_ms": done.deleted_at_ms,
         "record": record,
     }
     return Report("erase", figures, (outcome.table(),), tuple(outcome.faults))
 
 
-def _swap(bucket: Bucket, looked: Sequence[_Looked], outcome: Outcome) -> None:
-    """Swap what was rewritten; what cannot be read stays, and so may keep a key."""
+@dataclass(slots=True)
+class _Reached:
+    """Which partitions were gone over, as they were then."""
+
+    gone_over: dict[TopicIdPartition, PartitionManifest]
+    faulty: set[TopicIdPartition] = field(default_factory=set)
+    """Those of which a part may still have a key, as a fault says."""
+
+    def note(self, some: Sequence[PartitionManifest], faulty: Collection[TopicIdPartition]) -> None:
+        """Take in the partitions of a round."""
+        self.faulty.update(faulty)
+        self.gone_over.update({one.partition: one for one in some if one.partition not in faulty})
+
+
+def _swap(bucket: Bucket, looked: Sequence[_Looked], outcome: Outcome) -> set[TopicIdPartition]:
+    """
+    Swap what was rewritten; return the partitions of which a part may keep a key, as faults say.
+
+    What cannot be read stays as it is.
+    """
     successors: dict[TopicIdPartition, list[Successor]] = defaultdict(list)
+    faulty: set[TopicIdPartition] = set()
     for one in looked:
         if one.successor is None:
+            faulty.add(one.partition)
             outcome.faults.append(f"{one.partition}: a segment may still have one of the keys: {one.fault}")
         else:
             successors[one.partition].append(one.successor)
     for partition, some in successors.items():
+        known = len(outcome.faults)
         bucket.run(swap(bucket, partition, some, outcome, kind=SwapKind.REWRITTEN))
+        if len(outcome.faults) > known:
+            faulty.add(partition)
+    return faulty
 
 
-async def _deleted_at_ms(
-    bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome, *, after_ms: int | None
-) -> int | None:
-    """Delete as *after_ms* says; return when all was that was replaced, None where some may be left."""
-    if after_ms is None:
-        return None
-    known = len(outcome.faults)
-    await delete_replaced(bucket, partitions, outcome, after_ms=after_ms)
-    return wall_clock_ms() if after_ms == 0 and len(outcome.faults) == known else None
+def _gone_over(
+    manifest: PartitionManifest, replaced_from: Mapping[TopicIdPartition, int]
+) -> PartitionGoneOver:
+    next_offset = replaced_from.get(manifest.partition, manifest.next_offset)
+    return PartitionGoneOver(manifest.partition, manifest.start_offset, next_offset)
+
+
+async def _kept_by_store(bucket: Bucket, key: str) -> tuple[str, ...]:
+    """Return how the store keeps the bytes of deleted objects; that it does not tell is one of the ways."""
+    try:
+        return await bucket.store.kept_after_delete(key)
+    except TieringError as error:
+        return (f"whether the store keeps deleted objects is not known: {error}",)
 
 
 def _store_record(bucket: Bucket, request: ErasureRequest, data: bytes, *, is_done: bool) -> None:
@@ -217,15 +266,3 @@ def _erased(one: SwappedPartition, delay_ms: int) -> ErasedPartition:
         one.retired_at_ms,
         one.retired_at_ms + delay_ms,
     )
-
-
-async def _quarantined(bucket: Bucket, partitions: frozenset[TopicIdPartition]) -> int:
-    """Return how many objects in quarantine were of these partitions: they may hold the keys, too."""
-    found, start_after = 0, None
-    while True:
-        page = await bucket.store.list_page(QUARANTINED_PREFIX, start_after=start_after)
-        keys = (parse_quarantined_key(info.key) for info in page.objects)
-        found += sum(1 for key in keys if key is not None and owner_of(key) in partitions)
-        start_after = page.next_start_after
-        if start_after is None:
-            return found

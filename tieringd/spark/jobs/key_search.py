@@ -1,6 +1,8 @@
 """
 What an erasure would find: the segments that have one of some keys. Nothing is stored, and no record of it.
 
+What the erasure could not go over is a fault here as well.
+
 A segment is read up to the first such record, so this takes no longer than the erasure.
 """
 
@@ -17,6 +19,8 @@ from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
+from tieringd.spark.jobs.leftovers import find_leftovers, suspect_faults
+from tieringd.spark.jobs.leftovers import search as search_objects
 from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.report import Report, Table
 from tieringd.spark.jobs.tasks import run_tasks
@@ -91,7 +95,8 @@ def search(
     bucket = bucket_of(config)
     chosen = bucket.run(chosen_partitions(bucket, topics))
     faults = list(chosen.faults)
-    finder = _KeyFinder(config, spark.sparkContext.broadcast(frozenset(keys)))
+    shared_keys = spark.sparkContext.broadcast(frozenset(keys))
+    finder = _KeyFinder(config, shared_keys)
     found: dict[TopicIdPartition, list[_Found]] = defaultdict(list)
     segments_read = 0
     for some in rounds(bucket, chosen.partitions, faults):
@@ -101,6 +106,12 @@ def search(
         for share, each in zip(todo, done, strict=True):
             found[share.partition].append(each)
     faults += [fault for of_it in found.values() for each in of_it for fault in each.faults]
+    left = bucket.run(find_leftovers(bucket, topics, {one.partition: one for one in chosen.partitions}))
+    faults += left.faults
+    suspects = search_objects(
+        spark, config, [*left.unnamed, *left.quarantined], shared_keys, progress=progress
+    )
+    faults += suspect_faults(suspects)
     rows: list[tuple[Value, ...]] = []
     for name, of_it in found.items():
         segments, size_bytes = sum(each.segments for each in of_it), sum(each.size_bytes for each in of_it)
@@ -114,6 +125,9 @@ def search(
         "segments_read": segments_read,
         "segments_to_rewrite": sum(each.segments for of_it in found.values() for each in of_it),
         "size_bytes_to_rewrite": sum(each.size_bytes for of_it in found.values() for each in of_it),
+        "unnamed_objects": len(left.unnamed),
+        "quarantined_objects": len(left.quarantined),
+        "objects_left": len(suspects),
     }
     columns = ("topic", "partition", "topic_id", "segments_to_rewrite", "size_bytes_to_rewrite")
     return Report("erase", figures, (Table("partitions", columns, tuple(rows)),), tuple(faults))

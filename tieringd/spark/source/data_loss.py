@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
@@ -40,6 +40,18 @@ class Loss:
             min(gap.last_offset, next_offset - 1),
             f"the archive has a recorded gap there: {gap.reason}",
         )
+
+
+class OnLoss(Protocol):
+    """What is done about records that are not in the archive; the source and an export differ in that."""
+
+    def meet(self, loss: Loss) -> None:
+        """
+        Take note of a loss and go on.
+
+        Raises:
+            TieringError: Records may not be missing.
+        """
 
 
 @dataclass(slots=True)

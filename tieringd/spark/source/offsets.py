@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicPartition
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.data_loss import LossRule
+    from tieringd.spark.source.data_loss import OnLoss
     from tieringd.spark.source.options import OnNoMatch
     from tieringd.spark.source.positions import Position
     from tieringd.spark.source.topics import Archived
@@ -163,7 +163,7 @@ def readable_range(
     from_offset: int,
     next_offset: int,
     *,
-    rule: LossRule,
+    rule: OnLoss,
 ) -> tuple[int, int]:
     """
     Return what the archive has of the offsets from *from_offset* to *next_offset*, exclusive.

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import TopicPartition
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.data_loss import LossRule
+    from tieringd.spark.source.data_loss import OnLoss
 
 RANGES_AT_ONCE: Final = 16
+UNTOLD: Final = "the manifest names no segment that holds them, and no gap"
 _TRIES: Final = 3
 """A spillover manifest that has gone means that the live one is another by now."""
 
@@ -37,7 +38,7 @@ class OffsetRange:
     next_offset: int
 
 
-def find_spans(bucket: Bucket, ranges: Sequence[OffsetRange], *, rule: LossRule) -> list[Span]:
+def find_spans(bucket: Bucket, ranges: Sequence[OffsetRange], *, rule: OnLoss) -> list[Span]:
     """
     Return the spans of all *ranges*, in their order.
 
@@ -45,21 +46,18 @@ def find_spans(bucket: Bucket, ranges: Sequence[OffsetRange], *, rule: LossRule)
         DataLossError: Part of a range is not in the archive, and that is not all right.
     """
 
-    async def find(one: OffsetRange) -> tuple[list[Span], list[Gap]]:
+    async def find(one: OffsetRange) -> tuple[list[Span], list[Loss]]:
         return await _found(bucket, one, rule)
 
     spans: list[Span] = []
-    found = bucket.run(at_once(ranges, find, count=RANGES_AT_ONCE))
-    for one, (parts, gaps) in zip(ranges, found, strict=True):
-        for gap in gaps:
-            rule.meet(
-                Loss.of_gap(one.partition, gap, from_offset=one.from_offset, next_offset=one.next_offset)
-            )
+    for parts, losses in bucket.run(at_once(ranges, find, count=RANGES_AT_ONCE)):
+        for loss in losses:
+            rule.meet(loss)
         spans += parts
     return spans
 
 
-async def _found(bucket: Bucket, one: OffsetRange, rule: LossRule) -> tuple[list[Span], list[Gap]]:
+async def _found(bucket: Bucket, one: OffsetRange, rule: OnLoss) -> tuple[list[Span], list[Loss]]:
     manifest = one.manifest
     for tries_left in reversed(range(_TRIES)):
         from_offset, next_offset = readable_range(
@@ -68,11 +66,14 @@ async def _found(bucket: Bucket, one: OffsetRange, rule: LossRule) -> tuple[list
         if manifest is None or from_offset >= next_offset:
             return [], []
         try:
-            return await _listed(bucket, manifest, from_offset, next_offset)
+            spans, gaps = await _listed(bucket, manifest, from_offset, next_offset)
         except ObjectNotFound:
             if not tries_left:
                 raise
             manifest = (await bucket.manifests.load(manifest.partition)).manifest
+        else:
+            holes = holes_between(spans, from_offset, next_offset)
+            return spans, losses_in(one.partition, holes, gaps) if holes else []
     raise AssertionError("the last try returns or raises")
 
 
@@ -98,3 +99,32 @@ async def _listed(
                 gap for gap in piece.gaps if gap.base_offset < next_offset and gap.next_offset > from_offset
             ]
     return spans, gaps
+
+
+def holes_between(spans: Sequence[Span], from_offset: int, next_offset: int) -> list[tuple[int, int]]:
+    """Return each range of offsets, its end exclusive, that no span holds; *spans* ascend."""
+    holes: list[tuple[int, int]] = []
+    for span in spans:
+        if span.from_offset > from_offset:
+            holes.append((from_offset, span.from_offset))
+        from_offset = span.next_offset
+    if from_offset < next_offset:
+        holes.append((from_offset, next_offset))
+    return holes
+
+
+def losses_in(partition: TopicPartition, holes: Sequence[tuple[int, int]], gaps: Sequence[Gap]) -> list[Loss]:
+    """Return the losses that fill *holes*: recorded gaps, and what no manifest tells of; *gaps* ascend."""
+    losses: list[Loss] = []
+    for begin, end in holes:
+        at = begin
+        for gap in gaps:
+            if gap.next_offset <= at or gap.base_offset >= end:
+                continue
+            if gap.base_offset > at:
+                losses.append(Loss(partition, at, gap.base_offset - 1, UNTOLD))
+            losses.append(Loss.of_gap(partition, gap, from_offset=at, next_offset=end))
+            at = min(gap.next_offset, end)
+        if at < end:
+            losses.append(Loss(partition, at, end - 1, UNTOLD))
+    return losses

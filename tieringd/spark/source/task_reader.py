@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.data_loss import LossRule
+    from tieringd.spark.source.data_loss import OnLoss
     from tieringd.spark.source.planning import Span
     from tieringd.spark.source.segment_runs import Run
 
@@ -46,7 +46,7 @@ class ReadingRules:
     columns: tuple[str, ...]
     read_committed: bool
     skip_corrupt: bool
-    loss: LossRule
+    loss: OnLoss
 
 
 class TaskReader:

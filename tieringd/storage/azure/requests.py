@@ -75,6 +75,7 @@ class Requests:
         """Its threads move the bytes of large bodies; there are at most as many as connections."""
         resources.callback(self.executor.shutdown, wait=False)
         self._base_url = client.url
+        self._account_url = f"{self._base_url.rpartition('/')[0]}/"
         # The SDK has no public way to send a request of one's own.
         self._pipeline: Any = client._pipeline  # noqa: SLF001
 
@@ -142,16 +143,17 @@ class Requests:
         headers: Mapping[str, str] | None = None,
         query: str = "",
         content: bytes | CheckedBody | None = None,
+        is_of_account: bool = False,
     ) -> Answer:
         """
-        Send a request about the blob *key*, or about the container, and read its answer.
+        Send a request about the blob *key*, the container or the whole account, and read its answer.
 
         Raises:
             StorageError: The answer's status is not one of *accept*; or what it stands for.
         """
         request = HttpRequest(
             method,
-            f"{self._url_of(key)}{query}",
+            f"{self._account_url if is_of_account else self._url_of(key)}{query}",
             headers={"x-ms-version": API_VERSION, **(headers or {})},
             content=_body(content),
         )

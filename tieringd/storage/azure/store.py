@@ -36,6 +36,7 @@ from tieringd.storage.azure.errors import Call
 from tieringd.storage.azure.joining import BlockCopies
 from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
 from tieringd.storage.azure.requests import Requests, is_encrypted
+from tieringd.storage.azure.soft_delete import soft_delete
 from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
 from tieringd.storage.ranges import ranged
 
@@ -290,6 +291,31 @@ class AzureStore:
             except TieringError as error:
                 errors.append(error)
         return errors
+
+    async def kept_after_delete(self, key: str) -> tuple[str, ...]:
+        """Return whether the account has soft delete and versions, and the container locks."""
+        blob = await self._requests.send(
+            Call("head", self._container, key), "HEAD", self._prefix + key, accept=_OK
+        )
+        container = await self._requests.send(
+            Call("get container", self._container), "GET", "", query="?restype=container", accept=_OK
+        )
+        account = await self._requests.send(
+            Call("get account", self._container),
+            "GET",
+            "",
+            query="?restype=service&comp=properties",
+            accept=_OK,
+            is_of_account=True,
+        )
+        ways = {
+            "the account keeps versions: what is deleted stays as an older one": "x-ms-version-id"
+            in blob.headers,
+            "an immutability policy keeps blobs": container.headers.get("x-ms-has-immutability-policy")
+            == "true",
+            "a legal hold keeps blobs": container.headers.get("x-ms-has-legal-hold") == "true",
+        }
+        return (*soft_delete(account.data), *(way for way, holds in ways.items() if holds))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -57,6 +57,7 @@ class GcsClient:
         resources.callback(self.executor.shutdown, wait=False)
         self._bucket = settings.bucket
         bucket = quote(settings.bucket, safe="")
+        self.bucket_url = f"{settings.api_root}/storage/v1/b/{bucket}"
         self.objects_url = f"{settings.api_root}/storage/v1/b/{bucket}/o"
         self.uploads_url = f"{settings.api_root}/upload/storage/v1/b/{bucket}/o"
         self._storage = storage

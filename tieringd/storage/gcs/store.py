@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tieringd.storage.gcs.joining import Step
     from tieringd.storage.gcs.settings import GcsSettings
 
+_KEEPING_FIELDS = "versioning,softDeletePolicy,retentionPolicy,defaultEventBasedHold,objectRetention"
 _MOST_RESULTS = 1000  # In one page of a listing.
 _DELETES_AT_ONCE = 16
 _TIDY_SECONDS = 5.0
@@ -267,6 +268,26 @@ class GcsStore:
             answer = await self._client.request(call, "DELETE", self._url(key), accept=_ABSENT)
             is_in_doubt |= answer.status == HTTPStatus.NOT_FOUND and not answer.names_the_object
         return is_in_doubt
+
+    async def kept_after_delete(self, _key: str) -> tuple[str, ...]:
+        """Return whether the bucket has versions, soft delete, a retention policy or holds."""
+        call = Call("get bucket", self._bucket)
+        answer = await self._client.request(
+            call, "GET", self._client.bucket_url, params={"fields": _KEEPING_FIELDS}
+        )
+        found = document_of(call, answer)
+        soft_seconds = int(found.get("softDeletePolicy", {}).get("retentionDurationSeconds", 0))
+        kept_seconds = int(found.get("retentionPolicy", {}).get("retentionPeriod", 0))
+        ways = {
+            "the bucket keeps versions: what is deleted stays as a noncurrent one": bool(
+                found.get("versioning", {}).get("enabled")
+            ),
+            f"soft delete keeps deleted objects for {soft_seconds} seconds": bool(soft_seconds),
+            f"the bucket's retention policy keeps objects for {kept_seconds} seconds": bool(kept_seconds),
+            "new objects are held until someone releases them": bool(found.get("defaultEventBasedHold")),
+            "objects may be locked": found.get("objectRetention", {}).get("mode") == "Enabled",
+        }
+        return tuple(way for way, holds in ways.items() if holds)
 
     async def close(self) -> None:
         """Close the connections."""

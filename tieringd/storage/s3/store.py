@@ -21,7 +21,7 @@ from botocore.handlers import add_expect_header
 from botocore.loaders import create_loader
 from crc32c import crc32c as crc32c_of
 
-from tieringd.errors import ConfigError, ObjectNotFound, StorageError, StorageUnavailable
+from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound, StorageError, StorageUnavailable
 from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
@@ -353,6 +353,36 @@ class S3Store:
             error = from_answer(call, {"Error": first})
             error.hint = f"{len(errors)} of {len(keys)} objects were refused; {error.hint or 'try again'}"
             raise error
+
+    async def kept_after_delete(self, _key: str) -> tuple[str, ...]:
+        """Return whether the bucket has versions and locks."""
+        kept: list[str] = []
+        versioning = await self._asked("get_bucket_versioning")
+        match versioning.get("Status"):
+            case "Enabled":
+                kept.append("the bucket keeps versions: what is deleted stays as an older one")
+            case "Suspended":
+                kept.append("the bucket kept versions once, and has those of before")
+        lock = (await self._asked("get_object_lock_configuration")).get("ObjectLockConfiguration", {})
+        if lock.get("ObjectLockEnabled") == "Enabled":
+            rule = lock.get("Rule", {}).get("DefaultRetention", {})
+            lasts = " ".join(f"{rule[unit]} {unit.lower()}" for unit in ("Days", "Years") if rule.get(unit))
+            kept.append(f"object lock keeps each version for {lasts}" if lasts else "objects may be locked")
+        return tuple(kept)
+
+    async def _asked(self, question: str) -> dict[str, Any]:
+        """Return what the server says of the bucket; nothing where it knows of no such thing."""
+        call = Call(question.replace("_", " "), self._bucket)
+        try:
+            with self._asking(call):
+                answer: dict[str, Any] = await getattr(self._client, question)(Bucket=self._bucket)
+        except BucketNotFound:
+            raise
+        except StorageError as error:
+            if status_of(error) in {HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED}:
+                return {}
+            raise
+        return answer
 
     async def close(self) -> None:
         """Close the connections."""

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from tests.fakes.archive import archive_in
 from tests.fakes.local_spark import LocalSpark
-from tieringd.errors import StorageUnavailable, TieringError
+from tieringd.archive.merged_objects import index_of_parts, store_merged
+from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.errors import StorageDenied, StorageUnavailable, TieringError
 from tieringd.formats.erasure_record import ErasureRequest
-from tieringd.formats.object_keys import manifest_key
-from tieringd.spark.bucket import Bucket
-from tieringd.spark.jobs.erase import _deleted_at_ms, _store_record, erase
-from tieringd.spark.jobs.swapping import Outcome
+from tieringd.formats.object_keys import data_key, manifest_key
+from tieringd.model.manifest import CLOSED_EPOCH
+from tieringd.model.topic_lifecycle import Lifecycle
+from tieringd.spark.jobs.erase import _store_record, erase
+from tieringd.spark.jobs.key_search import search
+from tieringd.storage.file import FileStore
 from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
-
-
-@pytest.fixture
-def bucket(shelf):
-    bucket = Bucket(shelf.config)
-    yield bucket
-    bucket.close()
 
 
 class LostAnswer(MemoryStore):
@@ -48,19 +48,202 @@ def test_record_whose_answer_was_lost_is_stored():
     assert [data for data, *_ in backend._objects.values()] == [b"told"]
 
 
+def erased(shelf, *topics, spark=None, keys=(b"k0",), **options):
+    """Erase keys; return the report and the record of it."""
+    report = erase(
+        spark or LocalSpark(),
+        shelf.config,
+        topics=topics or ("orders",),
+        keys=keys,
+        requested_by="me",
+        **options,
+    )
+    return report, json.loads(shelf.read(report.figures["record"]))
+
+
+def edit(shelf, writer, change):
+    """Replace a partition's manifest by what *change* makes of it."""
+
+    async def changed(manifest):
+        return change(manifest)
+
+    asyncio.run(archive_in(FileStore(shelf.root)).manifests.edit(writer.identified, changed))
+
+
+def close(shelf, writer):
+    manifests = archive_in(FileStore(shelf.root)).manifests
+
+    async def work():
+        loaded = await manifests.load(writer.identified)
+        await manifests.commit(loaded, loaded.existing, leader_epoch=CLOSED_EPOCH)
+
+    asyncio.run(work())
+
+
+def purge(shelf, writer):
+    manifests = archive_in(FileStore(shelf.root)).manifests
+    asyncio.run(
+        manifests.change_topic(shelf.topic_key(writer), lambda one: replace(one, lifecycle=Lifecycle.PURGING))
+    )
+
+
 @pytest.mark.parametrize("after_ms", [None, 0, 1])
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_record_says_deleted_only_where_nothing_is_left(shelf, bucket, after_ms, is_damaged):
-    """Not where a partition's manifest could not be read: what was replaced there may be in the bucket."""
-    partitions = [shelf.fill(partition=number).identified for number in range(2)]
+def test_record_says_deleted_only_where_nothing_is_left(shelf, after_ms, is_damaged):
+    """Not where a partition's manifest cannot be read: its objects may have the keys."""
+    writers = [shelf.fill(partition=number) for number in range(2)]
     if is_damaged:
-        shelf.write(manifest_key(partitions[0]), b"damaged")
-    outcome = Outcome()
+        shelf.write(manifest_key(writers[0].identified), b"damaged")
 
-    deleted_at_ms = bucket.run(_deleted_at_ms(bucket, partitions, outcome, after_ms=after_ms))
+    report, record = erased(shelf, delete_after_ms=after_ms)
 
-    assert (deleted_at_ms is not None) == (after_ms == 0 and not is_damaged)
-    assert bool(outcome.faults) == (after_ms is not None and is_damaged)
+    assert (record["deleted_at_ms"] is not None) == (after_ms == 0 and not is_damaged)
+    assert bool(report.faults) == is_damaged
+    assert record["faults"] == list(report.faults)
+
+
+def test_record_says_how_far_each_partition_was_gone_over(shelf):
+    """What is archived later was not looked at, and a partition of a fault is not among them."""
+    shelf.fill(partition=0, segments=2)
+    damaged = shelf.fill(partition=1)
+    shelf.writer(partition=2)
+    shelf.write(shelf.data_keys(damaged)[1], b"damaged")
+
+    report, record = erased(shelf)
+
+    assert [
+        (one["partition"]["partition"], one["start_offset"], one["next_offset"])
+        for one in record["gone_over"]
+    ] == [(0, 0, 6)]
+    assert report.figures["partitions_gone_over"] == 1
+    assert len(report.faults) == 1
+
+
+@pytest.mark.parametrize(
+    ("lose", "why"),
+    [
+        pytest.param(
+            lambda shelf, writer: shelf.remove(manifest_key(writer.identified)),
+            "its manifest is missing",
+            id="no manifest",
+        ),
+        pytest.param(close, "its archive is closed", id="closed"),
+        pytest.param(
+            lambda shelf, writer: shelf.remove(shelf.topic_manifest_key(writer)),
+            "no topic manifest leads to it",
+            id="no topic manifest",
+        ),
+        pytest.param(purge, "its topic is being purged", id="purged"),
+    ],
+)
+def test_partition_that_has_objects_and_was_not_gone_over_is_a_fault(shelf, lose, why):
+    """Nothing leads to it, and its objects may have the keys; a dry run says so as well."""
+    shelf.fill("other")
+    writer = shelf.fill("orders", segments=2)
+    lose(shelf, writer)
+
+    found = search(LocalSpark(), shelf.config, topics=["o*"], keys=[b"k0"])
+    report, record = erased(shelf, "o*", delete_after_ms=0)
+
+    (fault,) = report.faults
+    assert fault.startswith("orders-0 (topic id W1xNUlUlTfigw_K-dvdxsA): its 2 objects were not gone over")
+    assert why in fault
+    assert found.faults == report.faults
+    assert (record["deleted_at_ms"], record["faults"]) == (None, [fault])
+    assert report.figures["records_removed"] > 0, "the other topic was gone over"
+
+
+@pytest.mark.parametrize("place", ["", "quarantine/objects/"])
+@pytest.mark.parametrize("damages", [False, True])
+def test_object_that_no_manifest_names_is_searched(shelf, place, damages):
+    """A merge that was overtaken has left a copy, or scrub has moved one: the record names it."""
+    writer = shelf.writer()
+    for name in (b"k0", b"k1"):
+        writer.append(b"value", keys=[name])
+        writer.roll()
+    shelf.archive(writer)
+    key, other = shelf.data_keys(writer)
+    copy = (
+        f"{place}{data_key(writer.identified, replace(shelf.manifest(writer).segments[0], writer_id='a2'))}"
+    )
+    shelf.write(copy, shelf.read(key) if not damages else b"damaged")
+    harmless = data_key(writer.identified, replace(shelf.manifest(writer).segments[1], writer_id="a2"))
+    shelf.write(harmless, shelf.read(other))
+    shelf.write(f"{harmless}.index", b"no records are in an index")
+
+    report, record = erased(shelf, delete_after_ms=0)
+
+    assert report.figures["unnamed_objects"] + report.figures["quarantined_objects"] == 2
+    assert report.figures["objects_left"] == 1
+    fault, advice = report.faults
+    assert fault.startswith(f"orders-0: no manifest names {copy}, and it ")
+    assert ("it cannot be read" if damages else "it has a record with one of the keys") in fault
+    assert "run the job again" in advice
+    assert (record["deleted_at_ms"], record["objects_left"]) == (None, [copy])
+
+
+def test_merge_that_erasure_overtakes_leaves_nothing_in_silence(shelf):
+    """The daemon has stored the merged object, and cannot name it: the record does not say deleted."""
+    writer = shelf.writer()
+    for number in range(4):
+        writer.append(b"secret%d" % number, keys=[b"k0"])
+        writer.roll()
+    manifest = shelf.archive(writer)
+
+    async def prepare():
+        store = FileStore(shelf.root)
+        archive, parts = archive_in(store), tuple(manifest.segments)[:2]
+        index = await index_of_parts(archive.remote_log, writer.identified, parts)
+        joiner = ObjectJoiner(store, work_directory=shelf.directory)
+        await store_merged(store, joiner, writer.identified, parts, index, leader_epoch=0, writer_id="a1")
+
+    asyncio.run(prepare())
+
+    report, record = erased(shelf, delete_after_ms=0)
+
+    left = [key for key, data in shelf.contents().items() if b"secret" in data]
+    assert record["objects_left"] == left
+    assert len(left) == 1
+    assert (record["deleted_at_ms"], len(report.faults)) == (None, 2)
+
+
+def test_what_another_leader_puts_in_its_place_was_not_gone_over(shelf):
+    """An unclean election while the job runs: the record does not say that it looked at those records."""
+    writer = shelf.fill(segments=2)
+
+    def elect():
+        if not shelf.manifest(writer).replacements:
+            edit(shelf, writer, lambda manifest: manifest.cut_back(3, leader_epoch=1, now_ms=1))
+
+    report, record = erased(shelf, spark=LocalSpark(elect), keys=[b"none"], delete_after_ms=0)
+
+    assert [(one["start_offset"], one["next_offset"]) for one in record["gone_over"]] == [(0, 3)]
+    assert any(
+        "another leader's records took the place of those from offset 3 on" in one for one in report.faults
+    )
+    assert record["deleted_at_ms"] is None
+
+
+@pytest.mark.parametrize("cannot_tell", [False, True])
+def test_store_that_keeps_what_is_deleted_is_named_instead(shelf, monkeypatch, cannot_tell):
+    """The bytes are there as an older version, for all that is known: the record does not say deleted."""
+
+    async def kept(_store, key):
+        assert shelf.read(key), "it is an object that was stored lately"
+        if cannot_tell:
+            raise StorageDenied("GetBucketVersioning: AccessDenied")
+        return ("the bucket keeps versions",)
+
+    monkeypatch.setattr(FileStore, "kept_after_delete", kept)
+    shelf.fill()
+
+    report, record = erased(shelf, delete_after_ms=0)
+
+    told = "the bucket keeps versions"
+    if cannot_tell:
+        told = "whether the store keeps deleted objects is not known: GetBucketVersioning: AccessDenied"
+    assert (record["kept_by_store"], record["deleted_at_ms"]) == ([told], None)
+    assert (report.figures["kept_by_store"], report.faults) == (told, ())
 
 
 @pytest.fixture

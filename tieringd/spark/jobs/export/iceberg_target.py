@@ -121,6 +121,8 @@ class IcebergTarget:
 class IcebergTopic:
     """The table of one topic, as the driver sees it. See `TopicTarget`."""
 
+    hides_uncommitted = True
+
     def __init__(
         self, catalog: Catalog, identifier: tuple[str, ...], *, partition_by: IcebergPartitioning
     ) -> None:

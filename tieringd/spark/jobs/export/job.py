@@ -30,6 +30,7 @@ AWAY_AFTER: Final = 3
 """So many topics in a row for which a store or Spark was away end a run: the others would wait as well."""
 _COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "records", "files", "file_bytes")
 _LOST_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "reason")
+_REPLACED_COLUMNS: Final = ("topic", "partition", "from_offset", "next_offset", "leader_epoch")
 
 
 class Target(Protocol):
@@ -121,6 +122,9 @@ def report_of(outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = ()) -> 
         "lost_offsets": sum(
             one.next_offset - one.from_offset for outcome in outcomes for one in outcome.lost
         ),
+        "replaced_offsets": sum(
+            one.next_offset - one.from_offset for outcome in outcomes for one in outcome.replaced
+        ),
         "clipped_times": sum(one.clipped_times for one in written),
     }
     tables = [Table("partitions", _COLUMNS, tuple(row for one in outcomes for row in _rows(one)))]
@@ -131,6 +135,13 @@ def report_of(outcomes: Sequence[TopicOutcome], *, left: Sequence[str] = ()) -> 
     )
     if lost:
         tables.append(Table("lost offsets", _LOST_COLUMNS, lost))
+    replaced = tuple(
+        (outcome.topic, one.partition, one.from_offset, one.next_offset, one.leader_epoch)
+        for outcome in outcomes
+        for one in outcome.replaced
+    )
+    if replaced:
+        tables.append(Table("replaced offsets", _REPLACED_COLUMNS, replaced))
     faults = [fault for outcome in outcomes for fault in outcome.faults]
     faults += [
         f"topic {one.topic} was not exported to its end: {one.error}"

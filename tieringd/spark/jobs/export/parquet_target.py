@@ -25,10 +25,10 @@ from tieringd.spark.bucket import bucket_of
 from tieringd.spark.decoder import arrow_schema
 from tieringd.spark.jobs.export.places import utc
 from tieringd.spark.jobs.export.plan import Portion
-from tieringd.spark.jobs.export.records import COLUMNS
 from tieringd.spark.jobs.export.state import parse_state
 from tieringd.spark.jobs.export.target_store import OWN_PREFIX, TargetStore, target_config
 from tieringd.spark.jobs.export.topic_target import Standing, StoredFile
+from tieringd.spark.jobs.export.work import COLUMNS
 from tieringd.storage.opening import create_file_root
 
 if TYPE_CHECKING:
@@ -88,6 +88,8 @@ def open_store(config: Config) -> TargetStore:
 
 class ParquetTopic:
     """The directory of one topic, as the driver sees it. See `TopicTarget`."""
+
+    hides_uncommitted = False
 
     def __init__(
         self, opened: Callable[[], TargetStore], topic: str, *, url: str, partition_by: ParquetPartitioning

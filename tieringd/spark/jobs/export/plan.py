@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import TieringError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
+
+
+ALLOW_GAPS: Final = "Allow gaps (`--allow-gaps`) to export the rest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +101,18 @@ def losses(
     partition: TopicIdPartition,
     gaps: Iterable[Gap],
     *,
-    exported_to: int | None,
+    exported_to: int,
     from_offset: int,
     next_offset: int,
 ) -> list[Lost]:
     """
     Return what the archive, which begins at *from_offset* or before it, lacks up to *next_offset*.
 
-    *exported_to* is where an earlier run ended, None where there was none: what had expired before the
-    first export is not missed.
+    *exported_to* is where the export stands. It begins where the archive does: what had expired before that
+    is not missed.
     """
     found = []
-    if exported_to is not None and exported_to < from_offset:
+    if exported_to < from_offset:
         reason = "expired in the archive before they were exported"
         found.append(Lost(partition, exported_to, from_offset, reason))
     for gap in gaps:
@@ -114,3 +120,22 @@ def losses(
         if base < stop:
             found.append(Lost(partition, base, stop, f"a gap in the archive: {gap.reason}"))
     return found
+
+
+def require_reached(
+    manifest: PartitionManifest | None, partition: TopicIdPartition, next_offset: int
+) -> PartitionManifest:
+    """
+    Return the manifest of an archive that still has an end at *next_offset*, or after it.
+
+    Raises:
+        TieringError: It ends earlier, or is gone.
+    """
+    if manifest is None or manifest.next_offset < next_offset:
+        raise TieringError(
+            f"the archive of {partition} no longer reaches offset {next_offset - 1}, as it did when the "
+            "export was planned",
+            hint="It was cut back, moved or deleted; `tieringd archive topics` shows what is left, and the "
+            "next run exports that",
+        )
+    return manifest

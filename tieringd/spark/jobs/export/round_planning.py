@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tieringd.errors import ObjectNotFound, TieringError
-from tieringd.spark.jobs.export.plan import losses, portions_of
+from tieringd.spark.jobs.export.plan import ALLOW_GAPS, losses, portions_of, require_reached
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.manifest_parts import Gap
@@ -35,6 +35,8 @@ class Round:
 
     portions: tuple[Portion, ...]
     lost: tuple[Lost, ...] = ()
+    passed: Mapping[int, int] = field(default_factory=dict)
+    """For partitions that have lost all there was to export: where their export stands after that."""
 
 
 def next_round(
@@ -48,18 +50,18 @@ def next_round(
             it lacks something.
     """
     for partition, end in ends.items():
-        if end < state.offsets.get(partition.partition, 0):
+        if end < state.offsets[partition.partition]:
             raise TieringError(
                 f"{partition} was exported up to offset {state.offsets[partition.partition] - 1}, and the "
                 f"archive ends at {end - 1}: it was cut back to another leader's log",
                 hint="Records that are not in the log any more were exported; export to another target",
             )
-    left = {one: end for one, end in ends.items() if state.offsets.get(one.partition, 0) < end}
+    left = {one: end for one, end in ends.items() if state.offsets[one.partition] < end}
     rounds = [
         _round_of(
             bucket,
             partition,
-            exported_to=state.offsets.get(partition.partition),
+            exported_to=state.offsets[partition.partition],
             end=end,
             rules=rules,
             limit_bytes=rules.round_bytes // len(left),
@@ -67,19 +69,29 @@ def next_round(
         for partition, end in left.items()
     ]
     lost = tuple(one for found in rounds for one in found.lost)
+    _require_none(lost, rules)
+    return Round(
+        tuple(portion for found in rounds for portion in found.portions),
+        lost,
+        {number: offset for found in rounds for number, offset in found.passed.items()},
+    )
+
+
+def _require_none(lost: Sequence[Lost], rules: ExportRules) -> None:
     if lost and rules.fails_on_gap:
         raise TieringError(
-            f"the archive lacks what was to be exported: {'; '.join(map(str, lost))}",
-            hint="Allow gaps (`--allow-gaps`) to export the rest",
+            f"the archive lacks what was to be exported: {'; '.join(map(str, lost))}", hint=ALLOW_GAPS
         )
-    return Round(tuple(portion for found in rounds for portion in found.portions), lost)
 
 
-def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion]) -> Round:
+def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion], rules: ExportRules) -> Round:
     """
     Return the round that a run which did not end has begun with *portions*, which go on from *state*.
 
-    What the archive lacks of it was seen by that run, and told by none.
+    What the archive lacks of it was told by no run.
+
+    Raises:
+        TieringError: It lacks something, and the rules do not allow that.
     """
     by_partition: dict[TopicIdPartition, list[Portion]] = defaultdict(list)
     for one in portions:
@@ -90,30 +102,19 @@ def begun_round(bucket: Bucket, state: ExportState, portions: Sequence[Portion])
         lost += losses(
             partition,
             _look(bucket, partition, partial(_gaps, bucket, begin, end)),
-            exported_to=state.offsets.get(partition.partition),
+            exported_to=state.offsets.get(partition.partition, begin),
             from_offset=begin,
             next_offset=end,
         )
+    _require_none(lost, rules)
     return Round(tuple(portions), tuple(lost))
-
-
-def replaced_since(manifests: Iterable[PartitionManifest], state: ExportState) -> list[str]:
-    """Say of which offsets other records were exported than the archive has since then."""
-    return [
-        f"{manifest.partition} offsets {one.base_offset} to {one.last_offset} were replaced by another "
-        "leader's records after they had been exported"
-        for manifest in manifests
-        for one in manifest.replacements
-        if one.base_offset < state.offsets.get(manifest.partition.partition, 0)
-        and one.replaced_at_ms > state.committed_at_ms
-    ]
 
 
 def _round_of(
     bucket: Bucket,
     partition: TopicIdPartition,
     *,
-    exported_to: int | None,
+    exported_to: int,
     end: int,
     rules: ExportRules,
     limit_bytes: int,
@@ -121,14 +122,9 @@ def _round_of(
     """Return the next portions of one partition, until they are *limit_bytes*."""
 
     def cut(manifest: PartitionManifest | None) -> Round:
-        if manifest is None or manifest.next_offset < end:
-            raise TieringError(
-                f"the archive of {partition} reached offset {end - 1} when the export began, and no more",
-                hint="It was cut back, moved or deleted meanwhile; export again",
-            )
         return _cut(
             bucket,
-            manifest,
+            require_reached(manifest, partition, end),
             exported_to=exported_to,
             end=end,
             portion_bytes=rules.portion_bytes,
@@ -170,12 +166,12 @@ def _cut(
     bucket: Bucket,
     manifest: PartitionManifest,
     *,
-    exported_to: int | None,
+    exported_to: int,
     end: int,
     portion_bytes: int,
     limit_bytes: int,
 ) -> Round:
-    from_offset = min(max(exported_to or 0, manifest.start_offset), end)
+    from_offset = min(max(exported_to, manifest.start_offset), end)
     pieces: list[PartitionManifest] = []
 
     def segments() -> Generator[RemoteSegment]:
@@ -207,4 +203,5 @@ def _cut(
         from_offset=from_offset,
         next_offset=next_offset,
     )
-    return Round(tuple(portions), tuple(lost))
+    passed = {} if portions else {manifest.partition.partition: from_offset}
+    return Round(tuple(portions), tuple(lost), passed)

@@ -7,11 +7,12 @@ The state belongs to one topic in one target, and to one incarnation of the topi
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 from tieringd.errors import ConfigError, CorruptDataError
 from tieringd.formats.object_keys import TopicKey
+from tieringd.model.manifest_parts import Replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,25 +26,48 @@ _ISOLATIONS: Final[dict[str, Isolation]] = {name: name for name in get_args(Isol
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacedOffsets:
+    """Offsets of which the target may have the records of a deposed leader."""
+
+    partition: int
+    from_offset: int
+    next_offset: int
+    """Exclusive."""
+    leader_epoch: int
+    """Of the leader whose records the archive has there."""
+
+    def __str__(self) -> str:
+        return f"offsets {self.from_offset} to {self.next_offset - 1}"
+
+
+@dataclass(frozen=True, slots=True)
 class ExportState:
     """What of a topic is in a target."""
 
     topic: TopicKey
     isolation: Isolation
     offsets: Mapping[int, int] = field(default_factory=dict)
-    """For each partition the first offset that is not exported."""
+    """For each partition of the topic the first offset that is not exported; 0 where nothing ever was."""
     run_id: str = ""
     """Of the run that committed this last."""
     committed_at_ms: int = 0
+    replacements: Mapping[int, tuple[Replacement, ...]] | None = field(default_factory=dict)
+    """For each partition those that its manifest had before the exported records were read; None where an
+    earlier release wrote the state, which did not note them."""
+    replaced: tuple[ReplacedOffsets, ...] = ()
+    """What was replaced after it was read: noted for good."""
 
-    def advanced(self, portions: Iterable[Portion], *, run_id: str, now_ms: int) -> ExportState:
-        """Return the state once *portions*, which go on from it, are in the target."""
+    def reached(self, portions: Iterable[Portion]) -> dict[int, int]:
+        """Return `offsets` as they are once *portions*, which go on from it, are in the target."""
         reached = {one.partition.partition: one.next_offset for one in portions}
-        offsets = {
+        return {
             number: max(self.offsets.get(number, 0), reached.get(number, 0))
             for number in sorted({*self.offsets, *reached})
         }
-        return replace(self, offsets=offsets, run_id=run_id, committed_at_ms=now_ms)
+
+    def advanced(self, portions: Iterable[Portion], *, run_id: str, now_ms: int) -> ExportState:
+        """Return the state once *portions*, which go on from it, are in the target."""
+        return replace(self, offsets=self.reached(portions), run_id=run_id, committed_at_ms=now_ms)
 
     def as_json(self) -> str:
         """Return it as one line of JSON."""
@@ -55,6 +79,11 @@ class ExportState:
             "offsets": {str(number): offset for number, offset in self.offsets.items()},
             "run_id": self.run_id,
             "committed_at_ms": self.committed_at_ms,
+            "replacements": {
+                str(number): [astuple(one) for one in some]
+                for number, some in (self.replacements or {}).items()
+            },
+            "replaced": [astuple(one) for one in self.replaced],
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -74,10 +103,16 @@ def parse_state(text: str, *, source: str) -> ExportState:
             offsets={int(number): int(offset) for number, offset in found["offsets"].items()},
             run_id=str(found["run_id"]),
             committed_at_ms=int(found["committed_at_ms"]),
+            replacements=_replacements(found["replacements"]) if "replacements" in found else None,
+            replaced=tuple(ReplacedOffsets(*map(int, one)) for one in found.get("replaced", ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptDataError(f"the state of an export cannot be read: {error!r}", source=source) from error
     return state
+
+
+def _replacements(found: Mapping[str, Iterable[Iterable[int]]]) -> dict[int, tuple[Replacement, ...]]:
+    return {int(number): tuple(Replacement(*map(int, one)) for one in some) for number, some in found.items()}
 
 
 def continued(

@@ -74,6 +74,10 @@ class TopicTarget(Protocol):
     """The place that one topic is exported to."""
 
     @property
+    def hides_uncommitted(self) -> bool:
+        """Say whether nothing is seen of a round before its commit: it may be dropped and done anew."""
+
+    @property
     def place(self) -> str:
         """Return where it is, for people."""
 

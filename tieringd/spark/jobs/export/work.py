@@ -1,30 +1,41 @@
-"""What one task does: it reads a portion from the archive, and writes its files into the target."""
+"""
+What one task does: it reads a portion from the archive, and writes its files into the target.
+
+Records come from the reader of the Spark source. Merges and compaction under it are its business.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tieringd.errors import RetryableError, TieringError
-from tieringd.spark.jobs.export.records import record_batches
+from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, require_reached
 from tieringd.spark.jobs.export.row_files import RowFiles
 from tieringd.spark.jobs.export.topic_target import StoredFile, Written
 from tieringd.spark.jobs.progress import watched
 from tieringd.spark.jobs.spark_errors import SPARK_ERRORS
 from tieringd.spark.jobs.tasks import cause_of
+from tieringd.spark.source.segment_spans import OffsetRange, find_spans
+from tieringd.spark.source.task_reader import ReadingRules, TaskReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.export.plan import Lost, Portion
+    from tieringd.spark.jobs.export.plan import Portion
     from tieringd.spark.jobs.export.state import Isolation
     from tieringd.spark.jobs.export.topic_target import SinkOpener
     from tieringd.spark.jobs.progress import Progress
+    from tieringd.spark.source.data_loss import Loss
+
+COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "timestampType", "headers")
+"""Those of a record, without the topic's name."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -35,6 +46,27 @@ class Runner(Protocol):
 
     def __call__(self, work: Work, portions: Sequence[Portion], /) -> list[Written]:
         """Return what *work* gives for each portion, in their order."""
+
+
+@dataclass(slots=True)
+class Losses:
+    """What the archive lacks of a portion. See `OnLoss`."""
+
+    portion: Portion
+    fails_on_gap: bool
+    found: list[Lost] = field(default_factory=list)
+
+    def meet(self, loss: Loss) -> None:
+        """
+        Note a loss.
+
+        Raises:
+            TieringError: The rules do not allow any.
+        """
+        lost = Lost(self.portion.partition, loss.base_offset, loss.last_offset + 1, loss.reason)
+        if self.fails_on_gap:
+            raise TieringError(str(lost), hint=ALLOW_GAPS)
+        self.found.append(lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +86,30 @@ class Work:
             TieringError: It cannot be read, or not be written. What was written of it does no harm.
         """
         sink = self.open_sink(portion)
-        lost: list[Lost] = []
+        losses = Losses(portion, self.fails_on_gap)
         with TemporaryDirectory(prefix="tieringd-export-") as directory:
             files = RowFiles[Any, StoredFile](sink, Path(directory))
-            for batch in record_batches(
-                self.archive(),
-                portion,
-                isolation=self.isolation,
-                fails_on_gap=self.fails_on_gap,
-                miss=lost.append,
-            ):
+            for batch in self.batches(portion, losses):
                 files.write(batch)
             stored = files.finish()
-        return Written(portion, tuple(stored), sink.clipped_times, tuple(lost))
+        return Written(portion, tuple(stored), sink.clipped_times, tuple(losses.found))
+
+    def batches(self, portion: Portion, losses: Losses) -> Iterator[pa.RecordBatch]:
+        """
+        Yield the records of a portion under `COLUMNS`, ascending by offset.
+
+        Raises:
+            TieringError: The archive no longer reaches so far; or it lacks offsets, and may not.
+            CorruptDataError: Stored bytes are wrong; the error names the object and position.
+        """
+        bucket, partition = self.archive(), portion.partition
+        found = bucket.run(bucket.manifests.load(partition)).manifest
+        manifest = require_reached(found, partition, portion.next_offset)
+        wanted = OffsetRange(partition.topic_partition, manifest, portion.from_offset, portion.next_offset)
+        rules = ReadingRules(
+            COLUMNS, read_committed=self.isolation == "read_committed", skip_corrupt=False, loss=losses
+        )
+        yield from TaskReader(bucket, rules).batches(find_spans(bucket, [wanted], rule=losses))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,9 @@ from contextlib import suppress
 import pytest
 
 from tests.fakes.dying_store import Killed
-from tests.support.exports import ArchivedLogs, ParquetDirectory, exported, in_this_process
+from tests.support.exports import ArchivedLogs, ParquetDirectory, attempted, exported, in_this_process
 from tieringd.errors import TieringError
+from tieringd.formats.object_keys import manifest_key, topic_key
 from tieringd.model.manifest_parts import Gap
 from tieringd.spark.jobs.export.job import report_of
 from tieringd.spark.jobs.report import Table
@@ -28,19 +29,10 @@ def directory(tmp_path):
     directory.bucket.close()
 
 
-async def edit(logs, change):
-    """Replace the manifest by what *change* makes of it."""
-
-    async def changed(manifest):
-        return change(manifest)
-
-    await logs.services.manifests.edit(logs.writers[0].identified, changed)
-
-
 async def test_gap_stops_the_export_before_anything_is_written(logs, directory):
     """The message says which offsets, and what to do."""
     await logs.fill(1)
-    await edit(logs, lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
+    await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
 
     with pytest.raises(TieringError, match=r"orders-0 offsets 6 to 9: a gap.*the disk was full.*Allow gaps"):
         exported(logs, directory.topic())
@@ -62,7 +54,7 @@ async def test_gap_stops_the_export_before_anything_is_written(logs, directory):
 async def test_first_export_begins_where_the_archive_does(logs, directory):
     """What expired before is nobody's loss."""
     await logs.fill(3)
-    await edit(logs, lambda manifest: manifest.expired(1, now_ms=1))
+    await logs.edit(lambda manifest: manifest.expired(1, now_ms=1))
 
     outcome = exported(logs, directory.topic())
 
@@ -76,7 +68,7 @@ async def test_what_expired_before_it_was_exported_is_missed(logs, directory, ex
     await logs.fill(1)
     exported(logs, directory.topic())
     await logs.fill(3)
-    await edit(logs, lambda manifest: manifest.expired(expired, now_ms=1))
+    await logs.edit(lambda manifest: manifest.expired(expired, now_ms=1))
 
     with pytest.raises(TieringError, match="expired in the archive before they were exported"):
         exported(logs, directory.topic())
@@ -92,12 +84,105 @@ async def test_loss_is_counted_once_however_many_rounds_follow(tmp_path, directo
     await logs.fill(1)
     exported(logs, directory.topic())
     await logs.fill(3)
-    await edit(logs, lambda manifest: manifest.expired(4, now_ms=1))
+    await logs.edit(lambda manifest: manifest.expired(4, now_ms=1))
 
     outcome = exported(logs, directory.topic(), fails_on_gap=False, portion_bytes=1, round_bytes=1)
 
     assert outcome.commits > 1
     assert report_of([outcome]).figures["lost_offsets"] == 18
+    logs.bucket.close()
+
+
+@pytest.mark.parametrize("is_archived", [True, False])
+async def test_partition_that_was_empty_at_the_first_run_is_missed_when_it_expires(
+    tmp_path, directory, is_archived
+):
+    """The export had begun: it holds the partition at 0, whether it has a manifest yet or not."""
+    logs = ArchivedLogs.made(tmp_path / "two", partitions=2)
+    first, second = logs.writers
+    first.closed_segment(b"first")
+    logs.writers = logs.writers if is_archived else [first]
+    await logs.archive()
+    logs.writers = [first, second]
+    await logs.services.manifests.ensure_topic(topic_key(first.identified), partition_count=2)
+    assert exported(logs, directory.topic()).reached == {0: 1, 1: 0}
+    for value in (b"a", b"b", b"c"):
+        second.closed_segment(value)
+    await logs.archive()
+    await logs.edit(lambda manifest: manifest.expired(2, now_ms=1), 1)
+
+    with pytest.raises(TieringError, match="orders-1 offsets 0 to 1: expired in the archive"):
+        exported(logs, directory.topic())
+
+    outcome = exported(logs, directory.topic(), fails_on_gap=False)
+    assert [(str(one.partition), one.from_offset, one.next_offset) for one in outcome.lost] == [
+        ("orders-1", 0, 2)
+    ]
+    logs.bucket.close()
+
+
+async def test_topic_that_is_empty_at_the_first_run_is_begun_all_the_same(tmp_path, directory):
+    """What comes and expires until the second run was to be exported."""
+    logs = ArchivedLogs.made(tmp_path / "two", partitions=2)
+    await logs.archive()
+
+    assert exported(logs, directory.topic()).commits == 1
+    assert directory.topic().standing().state.offsets == {0: 0, 1: 0}
+    assert exported(logs, directory.topic()).commits == 0
+    logs.bucket.close()
+
+
+async def test_loss_of_all_there_was_is_told_by_one_run(logs, directory):
+    """The export passes it, and the next run does not tell it again."""
+    await logs.fill(1)
+    exported(logs, directory.topic())
+    await logs.fill(3)
+    await logs.edit(lambda manifest: manifest.expired(4, now_ms=1))
+
+    outcome = exported(logs, directory.topic(), fails_on_gap=False)
+
+    assert ([(one.from_offset, one.next_offset) for one in outcome.lost], outcome.reached) == (
+        [(6, 24)],
+        {0: 24},
+    )
+    assert exported(logs, directory.topic()).lost == []
+
+
+@pytest.mark.parametrize("fails_on_gap", [True, False])
+async def test_gap_that_arises_while_a_round_is_read_is_told(logs, directory, fails_on_gap):
+    """An unclean election cuts the archive back, and the new leader's log begins later."""
+    await logs.fill(2)
+
+    def run(work, portions):
+        logs.bucket.run(logs.depose(6, begins_at=10))
+        return in_this_process(work, portions)
+
+    outcome = attempted(logs, directory.topic(), run=run, fails_on_gap=fails_on_gap)
+
+    if fails_on_gap:
+        assert "orders-0 offsets 6 to 9: the archive has a recorded gap there" in str(outcome.error)
+        assert outcome.commits == 0
+    else:
+        assert [(one.from_offset, one.next_offset) for one in outcome.lost] == [(6, 10)]
+        assert directory.seen().keys() == {
+            *((0, offset, b"0-%d" % offset) for offset in range(6)),
+            *((0, offset, b"new%d" % offset) for offset in range(10, 12)),
+        }
+
+
+async def test_partition_that_has_lost_its_manifest_is_a_fault(tmp_path, directory):
+    """The others are exported all the same."""
+    logs = ArchivedLogs.made(tmp_path / "two", partitions=2)
+    await logs.fill(1)
+    exported(logs, directory.topic())
+    await logs.fill(1)
+    await logs.services.store.delete_many([manifest_key(logs.writers[1].identified)])
+
+    outcome = exported(logs, directory.topic())
+
+    assert outcome.reached == {0: 12, 1: 6}
+    (fault,) = outcome.faults
+    assert fault.startswith("orders-1 was exported up to offset 5, and the archive has no manifest of it")
     logs.bucket.close()
 
 
@@ -122,7 +207,7 @@ class Outrun:
 async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, directory):
     """Each is told by one of them."""
     await logs.fill(1)
-    await edit(logs, lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
+    await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
     others = []
 
     def other():
@@ -138,14 +223,14 @@ async def test_loss_of_a_round_that_another_run_did_is_that_run_s(logs, director
 async def test_loss_of_a_round_that_a_killed_run_began_is_told_by_the_run_that_ends_it(logs, directory):
     """The killed one had no time for it; what is lost after that round is told with the next one."""
     await logs.fill(1)
-    await edit(logs, lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
+    await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
 
     def killed(_work, _portions):
         raise Killed
 
     with suppress(Killed):
         exported(logs, directory.topic(), fails_on_gap=False, run=killed)
-    await edit(logs, lambda manifest: manifest.with_gap(Gap(10, 99, "later", 2)))
+    await logs.edit(lambda manifest: manifest.with_gap(Gap(10, 99, "later", 2)))
     outcome = exported(logs, directory.topic(), fails_on_gap=False)
 
     assert [one.portion.next_offset for one in outcome.written] == [10, 100]
@@ -157,7 +242,7 @@ async def test_what_expires_while_it_is_exported_is_told(logs, directory):
     await logs.fill(3)
 
     def run(work, portions):
-        logs.bucket.run(edit(logs, lambda manifest: manifest.expired(2, now_ms=1)))
+        logs.bucket.run(logs.edit(lambda manifest: manifest.expired(2, now_ms=1)))
         return in_this_process(work, portions)
 
     outcome = exported(logs, directory.topic(), fails_on_gap=False, run=run)
@@ -169,10 +254,10 @@ async def test_what_expires_while_it_is_exported_is_told(logs, directory):
 async def test_gap_that_expires_while_it_is_exported_is_told_once(logs, directory):
     """It was seen when the round was planned."""
     await logs.fill(1)
-    await edit(logs, lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
+    await logs.edit(lambda manifest: manifest.with_gap(Gap(6, 9, "the disk was full", 1)))
 
     def run(work, portions):
-        logs.bucket.run(edit(logs, lambda manifest: manifest.expired(1, now_ms=1)))
+        logs.bucket.run(logs.edit(lambda manifest: manifest.expired(1, now_ms=1)))
         return in_this_process(work, portions)
 
     outcome = exported(logs, directory.topic(), fails_on_gap=False, run=run)
@@ -184,7 +269,7 @@ async def test_archive_that_ends_before_what_was_exported_is_an_error(logs, dire
     """An unclean election: the target has records that the log does not have any more."""
     await logs.fill(2)
     exported(logs, directory.topic())
-    await edit(logs, lambda manifest: manifest.cut_back(6, leader_epoch=1, now_ms=1))
+    await logs.edit(lambda manifest: manifest.cut_back(6, leader_epoch=1, now_ms=1))
 
     with pytest.raises(TieringError, match="exported up to offset 11, and the archive ends at 5"):
         exported(logs, directory.topic())
@@ -197,8 +282,7 @@ async def test_replacement_of_what_was_exported_is_a_fault_of_the_next_report(lo
     manifest = logs.topic().partitions[0]
     segment = manifest.segments[1]
     later_ms = directory.topic().standing().state.committed_at_ms + 1
-    await edit(
-        logs,
+    await logs.edit(
         lambda found: found.cut_back(6, leader_epoch=1, now_ms=later_ms).appended([segment]),
     )
     await logs.fill(1)

@@ -103,11 +103,6 @@ def test_what_the_archive_lacks_is_named():
     ]
 
 
-def test_what_expired_before_the_first_export_is_not_missed():
-    """An export begins with what there is."""
-    assert losses(PARTITION, [], exported_to=None, from_offset=4, next_offset=25) == []
-
-
 @pytest.mark.parametrize(
     ("rules", "text"),
     [

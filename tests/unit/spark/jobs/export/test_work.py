@@ -8,7 +8,7 @@ from tests.support.exports import ArchivedLogs
 from tieringd.errors import CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import data_key
 from tieringd.spark.jobs.export.plan import Portion
-from tieringd.spark.jobs.export.records import record_batches
+from tieringd.spark.jobs.export.work import Losses, Work
 
 
 @pytest.fixture
@@ -29,13 +29,9 @@ def offsets(batches):
 
 def read(logs, from_offset, next_offset, *, isolation="read_committed", fails_on_gap=True, lost=None):
     """Return the batches of a range; *lost* takes what the archive has let go of it."""
-    return record_batches(
-        logs.bucket,
-        portion_of(logs, from_offset, next_offset),
-        isolation=isolation,
-        fails_on_gap=fails_on_gap,
-        miss=[].append if lost is None else lost.append,
-    )
+    portion = portion_of(logs, from_offset, next_offset)
+    losses = Losses(portion, fails_on_gap, [] if lost is None else lost)
+    return Work(lambda: logs.bucket, None, isolation, fails_on_gap).batches(portion, losses)
 
 
 async def test_portion_holds_just_its_offsets(logs):
@@ -69,7 +65,7 @@ async def test_isolation_holds_in_every_portion(logs):
 
 
 async def test_segments_that_are_merged_meanwhile_are_found_again(logs):
-    """Between two segments, and before the first: what was read is not read again."""
+    """What was read is not read again, however often they are merged."""
     await logs.fill(4)
     reading = read(logs, 1, 24)
     found = offsets([next(reading)])
@@ -134,7 +130,7 @@ async def test_what_expires_while_it_is_read_is_missed_only_where_that_is_allowe
 
     await logs.services.manifests.edit(logs.writers[0].identified, expire)
 
-    with pytest.raises(TieringError, match="offsets 2 to 5: expired in the archive"):
+    with pytest.raises(TieringError, match="offsets 2 to 5: the archive begins at offset 6"):
         offsets(read(logs, 2, 18))
     lost = []
     assert offsets(read(logs, 2, 18, fails_on_gap=False, lost=lost)) == list(range(6, 18))

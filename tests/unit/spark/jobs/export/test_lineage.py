@@ -1,0 +1,158 @@
+"""Unclean elections around an export: no record of a deposed leader is in a target unnamed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from tests.fakes.dying_store import Killed
+from tests.support.exports import ArchivedLogs, ParquetDirectory, counted, exported, in_this_process
+from tests.support.iceberg import rows_of_table, running_catalog
+from tests.unit.model.values import PARTITION, remote, stored
+from tieringd.formats.object_keys import topic_key
+from tieringd.model.manifest_parts import Replacement
+from tieringd.spark.jobs.export.iceberg_target import IcebergTopic
+from tieringd.spark.jobs.export.job import report_of
+from tieringd.spark.jobs.export.lineage import pinned, replaced_since
+from tieringd.spark.jobs.export.state import ExportState, ReplacedOffsets, parse_state
+
+NUMBER = PARTITION.partition
+REPLACED = (
+    "orders-0 offsets 6 to 11 were replaced by another leader's records after they had been exported: the "
+    "target may have those of the deposed leader"
+)
+
+
+@pytest.fixture
+def logs(tmp_path):
+    logs = ArchivedLogs.made(tmp_path / "source")
+    yield logs
+    logs.bucket.close()
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = ParquetDirectory.made(tmp_path / "target")
+    yield directory
+    directory.bucket.close()
+
+
+def deposing(logs, cut):
+    """Return what does tasks, and has an unclean election after the first of them."""
+    elections = []
+
+    def run(work, portions):
+        written = in_this_process(work, portions)
+        if not elections:
+            elections.append(logs.bucket.run(logs.depose(cut)))
+        return written
+
+    return run
+
+
+def archived_values(cut):
+    """Return what the archive has after an election that cut it back to *cut*."""
+    old = {(0, offset, b"0-%d" % offset) for offset in range(cut)}
+    return old | {(0, offset, b"new%d" % offset) for offset in range(cut, cut + 8)}
+
+
+async def test_election_between_reading_and_commit_is_named_where_files_are_seen(logs, directory):
+    """Stores have no rename: the deposed leader's records are in the directory, and the report says where."""
+    await logs.fill(2)
+
+    outcome = exported(logs, directory.topic(), run=deposing(logs, 6))
+
+    assert outcome.faults == [REPLACED]
+    assert {(0, offset, b"0-%d" % offset) for offset in range(12)} <= directory.seen().keys()
+    again = report_of([exported(logs, directory.topic())])
+    assert again.faults == ()
+    assert again.figures["replaced_offsets"] == 6
+    assert again.tables[-1].rows == (("orders", 0, 6, 12, 1),), "the target's state keeps it for good"
+
+
+async def test_election_between_reading_and_commit_has_a_table_s_round_done_anew(tmp_path, logs):
+    """Nothing of the round was in the table: the deposed leader's records never are."""
+    await logs.fill(2)
+    with running_catalog(tmp_path / "warehouse") as catalog:
+        name = ("redpanda", "orders")
+        target = IcebergTopic(catalog, name, partition_by="hour")
+
+        outcome = exported(logs, target, run=deposing(logs, 6))
+
+        assert (outcome.commits, outcome.faults) == (1, [])
+        seen = counted(rows_of_table(catalog.load_table(name)))
+    # The run goes up to where the archive ended when it began.
+    assert seen.keys() == {one for one in archived_values(6) if one[1] < 12}
+    assert max(seen.values()) == 1
+
+
+async def test_election_after_a_killed_run_is_named_by_the_run_that_ends_its_round(logs, directory):
+    """The killed one has written files already, and they are never replaced."""
+    await logs.fill(2)
+
+    def killed(work, portions):
+        in_this_process(work, portions)
+        raise Killed
+
+    with suppress(Killed):
+        exported(logs, directory.topic(), run=killed)
+    await logs.depose(6)
+
+    assert exported(logs, directory.topic()).faults == [REPLACED]
+    assert exported(logs, directory.topic()).faults == []
+
+
+async def test_no_clock_has_a_say(logs, directory):
+    """The clock of the broker's host is years behind that of the export's driver."""
+    await logs.fill(2)
+    exported(logs, directory.topic())
+    await logs.depose(6, now_ms=1)
+
+    assert exported(logs, directory.topic()).faults == [REPLACED]
+
+
+async def test_election_before_the_export_is_no_fault(logs, directory):
+    """The records that were read are those of the log."""
+    await logs.fill(2)
+    await logs.depose(6)
+
+    assert exported(logs, directory.topic()).faults == []
+    assert directory.seen().keys() == archived_values(6)
+
+
+def replaced_manifest(*replacements):
+    return replace(stored([remote(0, 99)]), replacements=replacements)
+
+
+def test_what_was_replaced_above_what_was_read_is_none_of_it():
+    """It is read later, from the log that has it now."""
+    state = ExportState(topic_key(PARTITION), "read_committed", {NUMBER: 10})
+    manifest = replaced_manifest(Replacement(4, 30, 2, 7), Replacement(10, 20, 3, 7))
+
+    assert replaced_since(state, [manifest], state.offsets) == (ReplacedOffsets(NUMBER, 4, 10, 2),)
+
+
+def test_state_of_an_earlier_release_goes_by_its_time():
+    """It has no pins: what was replaced before its last commit was told by that release."""
+    state = ExportState(topic_key(PARTITION), "read_committed", {NUMBER: 10}, "run", 7, None)
+    text = state.as_json().replace(',"replacements":{},"replaced":[]', "")
+    assert parse_state(text, source="test") == state
+    manifest = replaced_manifest(Replacement(4, 30, 2, 7), Replacement(5, 30, 3, 8))
+
+    assert replaced_since(state, [manifest], state.offsets) == (ReplacedOffsets(NUMBER, 5, 10, 3),)
+
+
+def test_pins_stay_and_are_read_as_they_were_written():
+    """A run with an older manifest does not forget what another one has pinned."""
+    old, new = Replacement(4, 30, 2, 7), Replacement(5, 30, 3, 8)
+    noted = ReplacedOffsets(NUMBER, 5, 10, 3)
+    state = pinned(
+        ExportState(topic_key(PARTITION), "read_committed"), [replaced_manifest(old, new)], [noted]
+    )
+
+    again = pinned(parse_state(state.as_json(), source="test"), [replaced_manifest(old)], [noted])
+
+    assert again == state
+    assert (again.replacements, again.replaced) == ({NUMBER: (old, new)}, (noted,))

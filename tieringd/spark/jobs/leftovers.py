@@ -1,0 +1,264 @@
+"""
+What a job that looks for keys does not reach by manifests, found by listing the bucket.
+
+The objects of chosen topics fall into three kinds. Those that a manifest of a partition names, which the job
+went over. Those that no manifest names, in quarantine or where a crash, a lost election or a merge under way
+has left them: executors search them for the keys. And those of partitions that the job did not go over: each
+of these partitions is a fault. Nothing is changed here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tieringd.archive.archive_reader import checked_batches
+from tieringd.archive.scrub.orphan_search import NamedObjects
+from tieringd.archive.scrub.owners import Owners
+from tieringd.archive.scrub.survey import PREFIXES
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import (
+    QUARANTINED_PREFIX,
+    parse_data_key,
+    parse_joined_part_key,
+    parse_quarantined_key,
+)
+from tieringd.policies.scrub_orphans import TopicState, is_named
+from tieringd.spark.bucket import bucket_of
+from tieringd.spark.jobs.chosen import TASK_BYTES
+from tieringd.spark.jobs.progress import watched
+from tieringd.spark.jobs.tasks import failures_in_words
+from tieringd.spark.jobs.topic_choice import matches
+from tieringd.spark.key_eraser import holds_any
+from tieringd.storage.at_once import at_once
+from tieringd.storage.blocking import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from pyspark import Broadcast
+    from pyspark.sql import SparkSession
+
+    from tieringd.config import Config
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.scrub_orphans import Owner
+    from tieringd.spark.bucket import Bucket
+    from tieringd.spark.jobs.progress import Progress
+
+PARTITIONS_AT_ONCE = 16
+SUSPECTS_TOLD_MAX = 20
+"""A crash may have left thousands. An erasure's record names all."""
+HAS_A_KEY = "it has a record with one of the keys"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredData:
+    """A data object, or a part of one, as the bucket lists it."""
+
+    key: str
+    size_bytes: int
+    partition: TopicIdPartition
+
+
+@dataclass(slots=True)
+class Leftovers:
+    """What a listing of the bucket found of the chosen topics."""
+
+    unnamed: list[StoredData] = field(default_factory=list)
+    """Objects of partitions that were gone over; no manifest names them."""
+    quarantined: list[StoredData] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    """Partitions that were not gone over, or not as far as it seemed."""
+    replaced_from: dict[TopicIdPartition, int] = field(default_factory=dict)
+    """From where on another leader's records have taken the place of those that were gone over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """An object that keeps a key in the bucket, or that cannot be read."""
+
+    stored: StoredData
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.stored.partition}: no manifest names {self.stored.key}, and {self.reason}"
+
+
+def suspect_faults(suspects: Sequence[Suspect]) -> list[str]:
+    """Return a fault for each of *suspects*, as far as a report for people goes; and what to do."""
+    if not suspects:
+        return []
+    faults = [str(one) for one in suspects[:SUSPECTS_TOLD_MAX]]
+    more = len(suspects) - len(faults)
+    if more:
+        faults.append(f"{more} more objects that no manifest names have one of the keys, or cannot be read")
+    advice = (
+        "To erase these objects, let `tieringd archive scrub --fix` put orphans into quarantine, purge it "
+        "(`tieringd archive quarantine purge`), and run the job again"
+    )
+    return [*faults, advice]
+
+
+async def find_leftovers(
+    bucket: Bucket,
+    topics: Sequence[str],
+    gone_over: Mapping[TopicIdPartition, PartitionManifest],
+    *,
+    told: Collection[TopicIdPartition] = (),
+) -> Leftovers:
+    """
+    List the bucket, and return what of *topics*, names or patterns, is beyond what was gone over.
+
+    Args:
+        bucket: An open bucket.
+        topics: As they were given to the job.
+        gone_over: The partitions that were gone over, as they were then.
+        told: Partitions of which a fault says already that they were not.
+
+    Raises:
+        StorageUnavailable: The store does not answer.
+    """
+    owners = Owners(bucket.store, bucket.manifests)
+    found = Leftovers()
+    named = NamedObjects()
+    for owner in await at_once(list(gone_over), owners.owner, count=PARTITIONS_AT_ONCE):
+        await in_thread(named.add, owner)
+        _note_replaced(found, owner, gone_over[owner.partition])
+    await in_thread(named.seal)
+    suspects: defaultdict[TopicIdPartition, list[StoredData]] = defaultdict(list)
+    strangers: defaultdict[TopicIdPartition, int] = defaultdict(int)
+
+    async def list_prefix(prefix: str) -> None:
+        async for one in _listed(bucket, prefix, topics):
+            if one.partition not in gone_over:
+                strangers[one.partition] += 1
+            elif one.key not in named:
+                suspects[one.partition].append(one)
+
+    await at_once(PREFIXES, list_prefix, count=len(PREFIXES))
+    # What was committed since the names were taken is named by a manifest that is read now.
+    for owner in await at_once(list(suspects), owners.owner, count=PARTITIONS_AT_ONCE):
+        found.unnamed += [one for one in suspects[owner.partition] if not is_named(owner, one.key)]
+    for owner in await at_once(list(strangers), owners.owner, count=PARTITIONS_AT_ONCE):
+        if owner.partition not in told:
+            found.faults.append(_not_gone_over(owner, strangers[owner.partition]))
+    found.quarantined += [one async for one in _listed(bucket, QUARANTINED_PREFIX, topics)]
+    return found
+
+
+def search(
+    spark: SparkSession,
+    config: Config,
+    objects: Sequence[StoredData],
+    keys: Broadcast[frozenset[bytes]],
+    *,
+    progress: Progress,
+) -> list[Suspect]:
+    """
+    Read *objects* on executors, and return those that have one of *keys*, or that cannot be read.
+
+    Raises:
+        TaskFailed: An executor could not do its part.
+    """
+    if not objects:
+        return []
+    tasks = list(_shares(objects))
+    with watched(spark, "searching what no manifest names", progress), failures_in_words():
+        return spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(_Searcher(config, keys)).collect()
+
+
+@dataclass(frozen=True, slots=True)
+class _Searcher:
+    """Look for keys in objects. Runs on an executor."""
+
+    config: Config
+    keys: Broadcast[frozenset[bytes]]
+
+    def __call__(self, objects: Sequence[StoredData]) -> list[Suspect]:
+        """Return those that have a key, or that cannot be read; one that is gone by now has none."""
+        bucket = bucket_of(self.config)
+        found: list[Suspect] = []
+        for one in objects:
+            try:
+                if self._has_any(bucket, one):
+                    found.append(Suspect(one, HAS_A_KEY))
+            except ObjectNotFound:
+                continue
+            except CorruptDataError as error:
+                found.append(Suspect(one, f"it cannot be read, and may have one of the keys: {error}"))
+        return found
+
+    def _has_any(self, bucket: Bucket, one: StoredData) -> bool:
+        with closing(bucket.runs(one.key, position=0, end=one.size_bytes)) as runs:
+            return any(
+                holds_any(batch, self.keys.value)
+                for run, position in runs
+                for batch in checked_batches(run, position, one.key)
+            )
+
+
+async def _listed(bucket: Bucket, prefix: str, topics: Sequence[str]) -> AsyncIterator[StoredData]:
+    """Yield the objects under *prefix* that may hold records of *topics*."""
+    start_after: str | None = None
+    while True:
+        page = await bucket.store.list_page(prefix, start_after=start_after)
+        for info in page.objects:
+            key = parse_quarantined_key(info.key) or info.key
+            data = parse_data_key(key) or parse_joined_part_key(key)
+            if data is not None and matches(data.partition.topic, topics):
+                yield StoredData(info.key, info.size_bytes, data.partition)
+        start_after = page.next_start_after
+        if start_after is None:
+            return
+
+
+def _note_replaced(found: Leftovers, owner: Owner, before: PartitionManifest) -> None:
+    """Note where an unclean election has put other records since *before*. No clock has a say."""
+    after = () if owner.manifest is None else owner.manifest.replacements
+    bases = [one.base_offset for one in after if one not in before.replacements]
+    if bases and min(bases) < before.next_offset:
+        found.replaced_from[owner.partition] = min(bases)
+        found.faults.append(
+            f"{owner.partition}: another leader's records took the place of those from offset {min(bases)} "
+            "on while the job ran, and were not gone over. Run the job again"
+        )
+
+
+def _not_gone_over(owner: Owner, objects: int) -> str:
+    return (
+        f"{owner.partition} (topic id {owner.partition.topic_id}): its {objects} objects were not gone over, "
+        f"and may have one of the keys: {_why(owner)}"
+    )
+
+
+def _why(owner: Owner) -> str:
+    if owner.uncertain:
+        return owner.uncertain
+    if owner.topic is TopicState.LEAVING:
+        return "its topic is being purged. Run the job again when that is done"
+    if owner.manifest is None:
+        return "its manifest is missing. `tieringd archive scrub` says what to do; run the job again then"
+    if owner.manifest.is_closed:
+        return "its archive is closed, since it was moved. Purge it here, and run the job where it is now"
+    if owner.topic is TopicState.UNKNOWN:
+        return (
+            "no topic manifest leads to it. `tieringd archive scrub` says what to do; run the job again then"
+        )
+    return "it came while the job was at others. Run the job again"
+
+
+def _shares(objects: Iterable[StoredData]) -> Iterator[tuple[StoredData, ...]]:
+    """Yield *objects* in shares of at least `TASK_BYTES`, but for the last."""
+    share: list[StoredData] = []
+    size_bytes = 0
+    for one in objects:
+        share.append(one)
+        size_bytes += one.size_bytes
+        if size_bytes >= TASK_BYTES:
+            yield tuple(share)
+            share, size_bytes = [], 0
+    if share:
+        yield tuple(share)
