@@ -6,13 +6,13 @@ It takes the place of the empty log of a topic that was created for it, in one r
 is there. Nothing here touches a log that holds a record. A crash at any point leaves what was built,
 and the next attempt goes on from there.
 
-The batches are the archived ones but for their leader epoch, which is the new cluster's first one
-(`formats.leader_epochs` says why). What came from the store is checked as it was stored.
+The batches are the archived ones but for their leader epoch, which is the new cluster's first one, and for
+the ids of their producers, which no producer of the new cluster has (`formats.restored_batches`). That holds
+on every replica that copies them. What came from the store is checked as it was stored.
 
-The old producers are forgotten: the new cluster gives out their ids again, and would take the first
-batches of new producers for repeated ones. So every segment has its indexes, or Kafka would read it and
-remember them; an empty snapshot lies where the log ends; and new records begin a segment of their own, the
-only one that is read after a crash.
+The restored replica itself has nothing to remember of the old producers. Every segment has its indexes, or
+Kafka would read all of it; an empty snapshot lies where the log ends; and new records begin a segment of
+their own, the only one that is read after a crash.
 
 All functions block.
 """
@@ -36,11 +36,12 @@ from tieringd.formats.checkpoints import (
     encode_partition_metadata,
     parse_offset_checkpoint,
 )
-from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH, exchange_epochs, pieces_under_first_epoch
+from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH
 from tieringd.formats.log_names import FileKind, encode_file_name, parse_file_name
 from tieringd.formats.missing_indexes import aborted_index, whole_indexes
 from tieringd.formats.producer_snapshot import EMPTY_PRODUCER_SNAPSHOT
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header
+from tieringd.formats.restored_batches import restored_batch, turn_back
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.segment import LocalSegment
 from tieringd.policies.epoch_history import epoch_at
@@ -106,8 +107,8 @@ class RestoredLog:
         """
         Say whether the segment's file is there already, whole and right: it is read for that.
 
-        With *epochs*, which are those of the stored object, put back into its batches it must have the
-        checksum of that object.
+        Turned back into stored batches, with *epochs* of the stored object, it must have the checksum of
+        that object.
         """
         path = self._path(segment.base_offset, FileKind.LOG)
         if not path.is_file() or path.stat().st_size != segment.size_bytes:
@@ -117,15 +118,16 @@ class RestoredLog:
             found = epoch_at(epochs, offset)
             return _NO_EPOCH if found is None else found
 
-        checksum, held, found = 0, bytearray(), set[int]()
+        checksum, held = 0, bytearray()
         with _translated(path), path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
                 held += block
-                whole, before = exchange_epochs(held, stored_epoch)
+                whole, is_restored = turn_back(held, stored_epoch)
+                if not is_restored:
+                    return False
                 checksum = crc32c(held[:whole], checksum)
-                found |= before
                 held = held[whole:]
-        return not held and found <= {FIRST_LEADER_EPOCH} and checksum == segment.crc32c
+        return not held and checksum == segment.crc32c
 
     def open_segment(self, base_offset: int) -> SegmentWriter:
         """Begin a segment's file."""
@@ -278,13 +280,13 @@ class SegmentWriter:
 
     def write(self, batch: memoryview) -> None:
         """
-        Append a whole batch, as it was stored: in the file it has the first leader epoch.
+        Append a whole batch, as it was stored; the file gets it as a restored one.
 
         Raises:
             LocalFileError: The disk refuses; what is half written is removed by `close`.
         """
         with _translated(self._part):
-            for piece in pieces_under_first_epoch(batch):
+            for piece in restored_batch(batch):
                 self._file.write(piece)
         self._checksum = crc32c(batch, self._checksum)
 
