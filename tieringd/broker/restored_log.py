@@ -19,6 +19,7 @@ All functions block.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from dataclasses import dataclass
@@ -58,6 +59,7 @@ _NO_EPOCH = -1
 _PARTITION_METADATA = "partition.metadata"
 _EPOCHS = "leader-epoch-checkpoint"
 _RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+_PROBE = ".tieringd-restore-probe"
 
 
 class RestoredLog:
@@ -68,6 +70,7 @@ class RestoredLog:
         self.name = str(name)
         self._partition = name
         self.target = log_dir / self.name
+        self._staging = staging.absolute()
         self._directory = staging / self.name
         self._aside = staging / f"{self.name}.empty"
 
@@ -78,11 +81,24 @@ class RestoredLog:
 
     def begin(self) -> None:
         """
-        See that the place is free, and make the directory to build in.
+        See that the partition can be restored, and make the directory to build in.
 
         Raises:
-            ConfigError: The log directory has no such partition, or records of it.
+            ConfigError: As from `check`.
             LocalFileError: A directory cannot be made or read.
+        """
+        self.check()
+        with _translated(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+
+    def check(self) -> None:
+        """
+        See that the place is free, and that a directory can be moved there. Leaves nothing behind.
+
+        Raises:
+            ConfigError: The log directory has no such partition, or records of it; or *staging* is on
+                another file system.
+            LocalFileError: A directory cannot be read or written.
         """
         if not self.target.is_dir() and not self._aside.is_dir():
             raise ConfigError(
@@ -91,8 +107,36 @@ class RestoredLog:
                 "stop it, and come again",
             )
         with _translated(self.target):
-            self._directory.mkdir(parents=True, exist_ok=True)
             self._require_free()
+        self._require_one_filesystem()
+
+    def _require_one_filesystem(self) -> None:
+        """
+        Move a file from where the staging directory is, or will be, into the log directory.
+
+        That is the one proof: a rename fails between two mounts of the same file system as well.
+        """
+        log_dir = self.target.parent
+        source = next(path for path in (self._staging, *self._staging.parents) if path.is_dir()) / _PROBE
+        # A broker takes no notice of a file in its log directory.
+        arrived = log_dir / _PROBE
+        with _translated(source):
+            try:
+                source.touch()
+                source.rename(arrived)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                raise ConfigError(
+                    f"{self._staging} and {log_dir} are on different file systems: a restored partition "
+                    "could not be moved into its place",
+                    hint="Name a directory with --staging that is on the log directory's file system. Where "
+                    f"the log directory is itself a mount point, name {log_dir}/.restore: a restore that "
+                    "succeeds removes it, and no Kafka broker starts while it is there",
+                ) from error
+            finally:
+                source.unlink(missing_ok=True)
+                arrived.unlink(missing_ok=True)
 
     def _require_free(self) -> None:
         for path in sorted(self.target.glob("*.log")) if self.target.is_dir() else ():
@@ -233,20 +277,32 @@ class RestoredLog:
             )
             _sync_directory(self._directory)
             self._require_free()
-            self._set_recovery_point(next_offset)
+            self._take_place(next_offset)
+            shutil.rmtree(self._aside, ignore_errors=True)
+
+    def _take_place(self, next_offset: int) -> None:
+        """Rename the directory; where that fails, leave the log directory as it was."""
+        log_dir = self.target.parent
+        path = log_dir / _RECOVERY_POINTS
+        before = path.read_bytes() if path.is_file() else None
+        points = parse_offset_checkpoint(before) if before is not None else {}
+        # A broker that crashes then reads only what came after the restore: the rest is on the disk.
+        _write_whole(path, encode_offset_checkpoint({**points, self._partition: next_offset}))
+        try:
             if self.target.is_dir():
                 if self._aside.is_dir():
                     shutil.rmtree(self._aside)
                 self.target.rename(self._aside)
             self._directory.rename(self.target)
-            _sync_directory(self.target.parent)
-            shutil.rmtree(self._aside, ignore_errors=True)
-
-    def _set_recovery_point(self, offset: int) -> None:
-        """Have a broker that crashes read only what came after the restore: the rest is on the disk."""
-        path = self.target.parent / _RECOVERY_POINTS
-        points = parse_offset_checkpoint(path.read_bytes()) if path.is_file() else {}
-        _write_whole(path, encode_offset_checkpoint({**points, self._partition: offset}))
+        except OSError:
+            if not self.target.is_dir() and self._aside.is_dir():
+                self._aside.rename(self.target)
+            if before is None:
+                path.unlink(missing_ok=True)
+            else:
+                _write_whole(path, before)
+            raise
+        _sync_directory(log_dir)
 
     def _path(self, base_offset: int, kind: FileKind) -> Path:
         return self._directory / encode_file_name(base_offset, kind)
@@ -323,11 +379,15 @@ def _has_data(path: Path) -> bool:
 
 def _write_whole(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.part")
-    with _translated(path), part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        part.rename(path)
+    with _translated(path):
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.builders import batch
 from tests.fakes.log_writer import LogWriter
 from tests.support.daemon import directory_config, write_config
+from tests.support.small_disks import second_mount_at, small_disk_at
 from tests.unit.cli.commands import invoked, tieringd
 from tieringd.cli.recover.progress import ByteProgress, RecordProgress
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
@@ -149,6 +150,45 @@ def test_full_restore_refuses_a_topic_with_a_history(place, tmp_path):
     with pytest.raises(ConfigError, match="goes on from an older archive, of cluster"):
         place.recover("--from-cluster", "new")
     assert not any(map(place.restored, range(PARTITIONS)))
+
+
+@pytest.mark.parametrize(
+    ("mount", "options"), [("another disk", ()), ("the same disk again", ("--shallow",))]
+)
+def test_staging_that_cannot_be_moved_from_is_refused_before_a_download(place, tmp_path, mount, options):
+    """Nothing is left behind there or in the log directory, and there is a way out."""
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    before = files_below(place.logs)
+    mounted = (
+        small_disk_at(tmp_path / "disk", 1 << 20)
+        if mount == "another disk"
+        else second_mount_at(tmp_path / "again", beside)
+    )
+    with mounted as disk:
+        with pytest.raises(ConfigError, match="are on different file systems"):
+            place.recover("--staging", disk / "not" / "there", *options)
+        assert list(disk.iterdir()) == []
+    assert files_below(place.logs) == before
+    assert not list(place.archive.rglob("history_link"))
+    inside = place.logs / ".restore"
+    assert place.recover("--staging", inside, *options)[0] == 0
+    assert not inside.exists()
+
+
+def test_refused_restore_leaves_nothing_beside_the_log_directory(place):
+    """Though the first places were found free."""
+    (place.logs / f"orders-{PARTITIONS - 1}" / f"{0:020d}.log").write_bytes(b"record")
+    before = files_below(place.root)
+    with pytest.raises(ConfigError, match="holds records"):
+        place.recover()
+    assert files_below(place.root) == before
+
+
+def files_below(directory):
+    """Return every path below a directory with its bytes; the broker's lock is no part of it."""
+    paths = (one for one in directory.rglob("*") if one.name != ".lock")
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}
 
 
 def test_restored_log_that_went_on_is_restored_again(tmp_path):

@@ -260,6 +260,24 @@ async def test_crash_between_the_two_renames_is_mended(writer, archive, site):
     assert list(staging.iterdir()) == []
 
 
+async def test_failed_rename_leaves_the_log_directory_as_it_was(writer, archive, site):
+    """Nothing remembers a log that is not there, and the empty one is still in its place."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    points = site.directory / "recovery-point-offset-checkpoint"
+    points.write_text("0\n1\nother 0 7\n")
+    in_the_way = site.staging / f"{writer.name}.empty"
+    site.staging.mkdir()
+    in_the_way.write_text("a file")
+    with pytest.raises(LocalFileError, match="Not a directory"):
+        await site.restore(manifest)
+    assert points.read_text() == "0\n1\nother 0 7\n"
+    assert read_topic_id(str(site.place)) == NEW_ID
+    assert files_of(site.place) == {}
+    in_the_way.unlink()
+    assert (await site.restore(manifest)).found_segments == 1
+
+
 _TRY_THE_LOCK = """
 import fcntl, sys
 with open(sys.argv[1], "r+b") as lock:
