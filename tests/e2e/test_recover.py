@@ -11,12 +11,14 @@ import confluent_kafka
 import pytest
 import pytest_asyncio
 import yaml
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientPartition
 
+from tests.builders import batch
 from tests.e2e.archives import archived_manifest, read_log
 from tests.e2e.sample_topics import ISOLATIONS, SAMPLE_TOPICS, SEGMENTS, consumed, offset_for_time
-from tests.fakes.log_writer import LogWriter
+from tests.fakes.log_writer import TOPIC_ID, LogWriter
+from tests.support.cluster import cluster_admin, restart_broker, start_broker
 from tests.support.daemon import (
     directory_config,
     kafka_config,
@@ -28,7 +30,8 @@ from tests.support.daemon import (
 from tests.support.gateways import BrokerBehind
 from tests.support.kafka import KafkaCluster
 from tests.support.s3_bucket import S3Bucket
-from tieringd.formats.record_batch import parse_header
+from tieringd.formats.checkpoints import encode_partition_metadata
+from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
 
 _VALUES = [bytes([number]) * 100_000 for number in range(45)]
 
@@ -372,28 +375,149 @@ def gateway_section(behind):
     }
 
 
-@pytest.mark.parametrize("ended", ["cleanly", "by a crash"])
-async def test_new_producer_with_the_id_of_an_old_one_loses_nothing(fresh, tmp_path, topic, ended):
-    """The new cluster gives out ids anew: a first batch is no repetition of one of an old producer's."""
-    old = LogWriter(tmp_path / "old", topic)
-    # Kafka forgets a producer that wrote long ago by itself.
-    old.append(b"old", producer_id=0, timestamp_ms=time.time_ns() // 1_000_000)
-    old.commit(0)
-    end = old.roll()
+class OldLog:
+    """A topic's log of another cluster, to which producers with these ids have written."""
+
+    def __init__(self, directory, topic, ids):
+        self.directory = directory
+        self.committed, self.aborted = [], []
+        # Kafka forgets a producer that wrote long ago by itself.
+        self._now_ms = time.time_ns() // 1_000_000
+        self._batches, self._next_offset = [], 0
+        *ended, to_commit, to_abort = sorted(ids)
+        for producer_id in ended:
+            (self._classic, self._fencing, self._commit, self._abort)[producer_id % 4](producer_id)
+        # Two transactions have their markers behind what is archived.
+        self.committed.append(self._append(to_commit, is_transactional=True))
+        self.aborted.append(self._append(to_abort, is_transactional=True))
+        closed = b"".join(self._batches)
+        self.next_offset = self._next_offset
+        self._batches.clear()
+        self._mark(to_commit, COMMIT_MARKER, 0)
+        self._mark(to_abort, ABORT_MARKER, 1)
+        place = directory / f"{topic}-0"
+        place.mkdir(parents=True)
+        (place / "partition.metadata").write_bytes(encode_partition_metadata(TOPIC_ID))
+        (place / f"{0:020d}.log").write_bytes(closed)
+        (place / f"{self.next_offset:020d}.log").write_bytes(b"".join(self._batches))
+
+    def _append(self, producer_id, **fields):
+        value = b"old-%d" % producer_id
+        stamps = {"timestamp_ms": self._now_ms, "producer_id": producer_id, "base_sequence": 0}
+        self._batches.append(batch(self._next_offset, [value], **{"producer_epoch": 0} | stamps | fields))
+        self._next_offset += 1
+        return value
+
+    def _mark(self, producer_id, marker, epoch):
+        stamps = {"producer_id": producer_id, "producer_epoch": epoch, "timestamp_ms": self._now_ms}
+        self._batches.append(encode_marker(self._next_offset, marker=marker, **stamps))
+        self._next_offset += 1
+
+    def _classic(self, producer_id):
+        self.committed.append(self._append(producer_id))
+
+    def _fencing(self, producer_id):
+        self.committed.append(self._append(producer_id, producer_epoch=7))
+
+    def _commit(self, producer_id):
+        self.committed.append(self._append(producer_id, is_transactional=True))
+        self._mark(producer_id, COMMIT_MARKER, 0)
+
+    def _abort(self, producer_id):
+        self.aborted.append(self._append(producer_id, is_transactional=True))
+        # Since Kafka 4 a transaction's end raises its producer's epoch.
+        self._mark(producer_id, ABORT_MARKER, 1)
+
+
+async def ids_to_come(kafka):
+    """Return the producer ids that a cluster gives out next."""
+    given = []
+    for node in kafka.brokers:
+        producer = AIOKafkaProducer(bootstrap_servers=node.bootstrap, enable_idempotence=True)
+        await producer.start()
+        given.append(producer._txn_manager.producer_id)
+        await producer.stop()
+    # A broker takes a block of a thousand when it starts, and when it has given out its last one.
+    block = 1_000
+    first = (max(given) // block + 1) * block
+    begins = [*given, *range(first, first + 6 * block, block)]
+    return {begin + number for begin in begins for number in range(40)}
+
+
+class NewProducers:
+    """Producers of the new cluster, each with an id that it has not given out before."""
+
+    def __init__(self, kafka, topic):
+        self._kafka, self._topic = kafka, topic
+        self.ids, self.committed, self.aborted, self.offsets = [], [], [], {}
+
+    async def write(self):
+        """Write a record by a producer of each kind; the last one is outside of a transaction."""
+        for is_aborted in (False, True):
+            await self._write(is_aborted=is_aborted, transactional_id=uuid.uuid4().hex)
+        await self._kafka.until_stable(self._topic)
+        await self._write(enable_idempotence=True)
+
+    async def _write(self, *, is_aborted=False, **settings):
+        value = b"new-%d" % len(self.ids)
+        async with self._kafka.producer(**settings) as producer:
+            if "transactional_id" in settings:
+                await producer.begin_transaction()
+            told = await producer.send_and_wait(self._topic, value, partition=0)
+            self.ids.append(producer._txn_manager.producer_id)
+            if "transactional_id" in settings:
+                await (producer.abort_transaction() if is_aborted else producer.commit_transaction())
+        (self.aborted if is_aborted else self.committed).append(value)
+        self.offsets[value] = told.offset
+
+
+async def test_new_producers_with_the_ids_of_old_ones_lose_nothing_on_any_replica(brokers, tmp_path, topic):
+    """
+    The new cluster gives out ids anew: a first batch is no repetition of one of an old producer's.
+
+    Neither on the restored replica, nor on one that copied the restored records, as it came before the new
+    ones or with them; nor after a crash of either.
+    """
+    ids = await ids_to_come(brokers)
+    old = OldLog(tmp_path / "old", topic, ids)
     config = write_config(
         tmp_path / "old.yaml", directory_config([tmp_path / "old"], tmp_path / "bucket", tmp_path / "state")
     )
     assert run_command("run", "--once", "--config", str(config)).returncode == 0
-    (row,) = await recovered(fresh, config, topic)
-    assert row["next_offset"] == end
-    if ended == "by a crash":
-        await fresh.kill()
-        await fresh.launch()
+    await brokers.create_topic(topic, replicas=[[1]], configs=SEGMENTS)
+    await brokers.broker.stop()
+    options = ("--topics", topic.replace(".", r"\."), "--config", str(config))
+    (row,) = run_json("recover", "directory", str(brokers.log_dir()), *options)
+    assert (row["ended_transactions"], row["next_offset"]) == (2, old.next_offset + 2)
+    await start_broker(brokers, brokers.broker)
+    new = NewProducers(brokers, topic)
 
-    async with fresh.producer(enable_idempotence=True) as producer:
-        told = await producer.send_and_wait(topic, b"new", partition=0)
+    async def holds_all():
+        for isolation in ISOLATIONS:
+            seen = {one.value: one.offset for one in await consumed(brokers, topic, isolation)}
+            hidden = [] if isolation == "read_uncommitted" else [*old.aborted, *new.aborted]
+            wanted = {*old.committed, *old.aborted, *new.committed, *new.aborted}.difference(hidden)
+            assert seen.keys() == wanted
+            assert all(seen[value] == offset for value, offset in new.offsets.items() if value in wanted)
 
-    assert told.offset == end
-    newest = parse_header((fresh.log_dir() / f"{topic}-0" / f"{end:020d}.log").read_bytes())
-    assert (newest.producer_id, newest.producer_epoch) == (0, 0)
-    assert [one.value for one in await consumed(fresh, topic, "read_committed")] == [b"old", b"new"]
+    async with cluster_admin(brokers) as admin:
+        await admin.until_led_by(topic, 1)
+        await new.write()
+        await restart_broker(brokers, 1, kill=True)
+        await admin.until_led_by(topic, 1)
+        await admin.reassign(topic, [1, 2])
+        await admin.until_in_sync(topic)
+        await new.write()
+        await holds_all()
+        await admin.move_leader(topic, 2)
+        await new.write()
+        await admin.reassign(topic, [2, 3])
+        await admin.move_leader(topic, 3)
+        await new.write()
+        await holds_all()
+        await admin.reassign(topic, [3])
+        await restart_broker(brokers, 3, kill=True)
+        await admin.until_led_by(topic, 3)
+        await new.write()
+        await holds_all()
+    assert ids.issuperset(new.ids)

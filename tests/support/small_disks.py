@@ -38,3 +38,15 @@ def ext4_disk_at(path: Path, size_bytes: int, *, reserved_percent: int) -> Itera
         yield path
     finally:
         subprocess.run(["umount", path], check=True)
+
+
+@contextmanager
+def second_mount_at(path: Path, directory: Path) -> Iterator[Path]:
+    """Mount *directory* at *path* as well, which is made: the same filesystem, and no rename between them."""
+    assert os.geteuid() == 0, "this test mounts a filesystem: run it as the superuser"
+    path.mkdir()
+    subprocess.run(["mount", "--bind", directory, path], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)

@@ -6,19 +6,20 @@ It takes the place of the empty log of a topic that was created for it, in one r
 is there. Nothing here touches a log that holds a record. A crash at any point leaves what was built,
 and the next attempt goes on from there.
 
-The batches are the archived ones but for their leader epoch, which is the new cluster's first one
-(`formats.leader_epochs` says why). What came from the store is checked as it was stored.
+The batches are the archived ones but for their leader epoch, which is the new cluster's first one, and for
+the ids of their producers, which no producer of the new cluster has (`formats.restored_batches`). That holds
+on every replica that copies them. What came from the store is checked as it was stored.
 
-The old producers are forgotten: the new cluster gives out their ids again, and would take the first
-batches of new producers for repeated ones. So every segment has its indexes, or Kafka would read it and
-remember them; an empty snapshot lies where the log ends; and new records begin a segment of their own, the
-only one that is read after a crash.
+The restored replica itself has nothing to remember of the old producers. Every segment has its indexes, or
+Kafka would read all of it; an empty snapshot lies where the log ends; and new records begin a segment of
+their own, the only one that is read after a crash.
 
 All functions block.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from dataclasses import dataclass
@@ -36,11 +37,12 @@ from tieringd.formats.checkpoints import (
     encode_partition_metadata,
     parse_offset_checkpoint,
 )
-from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH, exchange_epochs, pieces_under_first_epoch
+from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH
 from tieringd.formats.log_names import FileKind, encode_file_name, parse_file_name
 from tieringd.formats.missing_indexes import aborted_index, whole_indexes
 from tieringd.formats.producer_snapshot import EMPTY_PRODUCER_SNAPSHOT
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header
+from tieringd.formats.restored_batches import restored_batch, turn_back
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.segment import LocalSegment
 from tieringd.policies.epoch_history import epoch_at
@@ -57,6 +59,7 @@ _NO_EPOCH = -1
 _PARTITION_METADATA = "partition.metadata"
 _EPOCHS = "leader-epoch-checkpoint"
 _RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+_PROBE = ".tieringd-restore-probe"
 
 
 class RestoredLog:
@@ -67,6 +70,7 @@ class RestoredLog:
         self.name = str(name)
         self._partition = name
         self.target = log_dir / self.name
+        self._staging = staging.absolute()
         self._directory = staging / self.name
         self._aside = staging / f"{self.name}.empty"
 
@@ -77,11 +81,24 @@ class RestoredLog:
 
     def begin(self) -> None:
         """
-        See that the place is free, and make the directory to build in.
+        See that the partition can be restored, and make the directory to build in.
 
         Raises:
-            ConfigError: The log directory has no such partition, or records of it.
+            ConfigError: As from `check`.
             LocalFileError: A directory cannot be made or read.
+        """
+        self.check()
+        with _translated(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+
+    def check(self) -> None:
+        """
+        See that the place is free, and that a directory can be moved there. Leaves nothing behind.
+
+        Raises:
+            ConfigError: The log directory has no such partition, or records of it; or *staging* is on
+                another file system.
+            LocalFileError: A directory cannot be read or written.
         """
         if not self.target.is_dir() and not self._aside.is_dir():
             raise ConfigError(
@@ -90,8 +107,36 @@ class RestoredLog:
                 "stop it, and come again",
             )
         with _translated(self.target):
-            self._directory.mkdir(parents=True, exist_ok=True)
             self._require_free()
+        self._require_one_filesystem()
+
+    def _require_one_filesystem(self) -> None:
+        """
+        Move a file from where the staging directory is, or will be, into the log directory.
+
+        That is the one proof: a rename fails between two mounts of the same file system as well.
+        """
+        log_dir = self.target.parent
+        source = next(path for path in (self._staging, *self._staging.parents) if path.is_dir()) / _PROBE
+        # A broker takes no notice of a file in its log directory.
+        arrived = log_dir / _PROBE
+        with _translated(source):
+            try:
+                source.touch()
+                source.rename(arrived)
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+                raise ConfigError(
+                    f"{self._staging} and {log_dir} are on different file systems: a restored partition "
+                    "could not be moved into its place",
+                    hint="Name a directory with --staging that is on the log directory's file system. Where "
+                    f"the log directory is itself a mount point, name {log_dir}/.restore: a restore that "
+                    "succeeds removes it, and no Kafka broker starts while it is there",
+                ) from error
+            finally:
+                source.unlink(missing_ok=True)
+                arrived.unlink(missing_ok=True)
 
     def _require_free(self) -> None:
         for path in sorted(self.target.glob("*.log")) if self.target.is_dir() else ():
@@ -106,8 +151,8 @@ class RestoredLog:
         """
         Say whether the segment's file is there already, whole and right: it is read for that.
 
-        With *epochs*, which are those of the stored object, put back into its batches it must have the
-        checksum of that object.
+        Turned back into stored batches, with *epochs* of the stored object, it must have the checksum of
+        that object.
         """
         path = self._path(segment.base_offset, FileKind.LOG)
         if not path.is_file() or path.stat().st_size != segment.size_bytes:
@@ -117,15 +162,16 @@ class RestoredLog:
             found = epoch_at(epochs, offset)
             return _NO_EPOCH if found is None else found
 
-        checksum, held, found = 0, bytearray(), set[int]()
+        checksum, held = 0, bytearray()
         with _translated(path), path.open("rb") as file:
             while block := file.read(_BLOCK_BYTES):
                 held += block
-                whole, before = exchange_epochs(held, stored_epoch)
+                whole, is_restored = turn_back(held, stored_epoch)
+                if not is_restored:
+                    return False
                 checksum = crc32c(held[:whole], checksum)
-                found |= before
                 held = held[whole:]
-        return not held and found <= {FIRST_LEADER_EPOCH} and checksum == segment.crc32c
+        return not held and checksum == segment.crc32c
 
     def open_segment(self, base_offset: int) -> SegmentWriter:
         """Begin a segment's file."""
@@ -231,20 +277,32 @@ class RestoredLog:
             )
             _sync_directory(self._directory)
             self._require_free()
-            self._set_recovery_point(next_offset)
+            self._take_place(next_offset)
+            shutil.rmtree(self._aside, ignore_errors=True)
+
+    def _take_place(self, next_offset: int) -> None:
+        """Rename the directory; where that fails, leave the log directory as it was."""
+        log_dir = self.target.parent
+        path = log_dir / _RECOVERY_POINTS
+        before = path.read_bytes() if path.is_file() else None
+        points = parse_offset_checkpoint(before) if before is not None else {}
+        # A broker that crashes then reads only what came after the restore: the rest is on the disk.
+        _write_whole(path, encode_offset_checkpoint({**points, self._partition: next_offset}))
+        try:
             if self.target.is_dir():
                 if self._aside.is_dir():
                     shutil.rmtree(self._aside)
                 self.target.rename(self._aside)
             self._directory.rename(self.target)
-            _sync_directory(self.target.parent)
-            shutil.rmtree(self._aside, ignore_errors=True)
-
-    def _set_recovery_point(self, offset: int) -> None:
-        """Have a broker that crashes read only what came after the restore: the rest is on the disk."""
-        path = self.target.parent / _RECOVERY_POINTS
-        points = parse_offset_checkpoint(path.read_bytes()) if path.is_file() else {}
-        _write_whole(path, encode_offset_checkpoint({**points, self._partition: offset}))
+        except OSError:
+            if not self.target.is_dir() and self._aside.is_dir():
+                self._aside.rename(self.target)
+            if before is None:
+                path.unlink(missing_ok=True)
+            else:
+                _write_whole(path, before)
+            raise
+        _sync_directory(log_dir)
 
     def _path(self, base_offset: int, kind: FileKind) -> Path:
         return self._directory / encode_file_name(base_offset, kind)
@@ -278,13 +336,13 @@ class SegmentWriter:
 
     def write(self, batch: memoryview) -> None:
         """
-        Append a whole batch, as it was stored: in the file it has the first leader epoch.
+        Append a whole batch, as it was stored; the file gets it as a restored one.
 
         Raises:
             LocalFileError: The disk refuses; what is half written is removed by `close`.
         """
         with _translated(self._part):
-            for piece in pieces_under_first_epoch(batch):
+            for piece in restored_batch(batch):
                 self._file.write(piece)
         self._checksum = crc32c(batch, self._checksum)
 
@@ -321,11 +379,15 @@ def _has_data(path: Path) -> bool:
 
 def _write_whole(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.part")
-    with _translated(path), part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        part.rename(path)
+    with _translated(path):
+        try:
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.rename(path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import floor_position
 from tieringd.errors import CorruptDataError, LocalFileError
-from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH, exchange_epochs
+from tieringd.formats.leader_epochs import put_first_epoch
 from tieringd.formats.record_batch import HEADER_BYTES, encode_batch, parse_header
 from tieringd.storage.base import FileSlice
 
@@ -81,7 +81,7 @@ def under_first_epoch(batches: ArchivedBatches) -> ArchivedBatches:
         ) from error
     finally:
         batches.close()
-    exchange_epochs(data, lambda _: FIRST_LEADER_EPOCH)
+    put_first_epoch(data)
     return replace(batches, close=_nothing, file=None, data=memoryview(data), mark_corrupt=_nothing)
 
 

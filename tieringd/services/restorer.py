@@ -1,9 +1,10 @@
 """
 Restoring partitions from the archive into the log directory of a broker that is stopped.
 
-Offsets, timestamps and transactions are what they were, because the bytes are, all but the leader epochs:
-those count the leaders of the old cluster, and begin anew. Every batch's CRC and every object's checksum is
-looked at on the way. What a crash has left is looked at too, and not fetched again where it is right.
+Offsets, timestamps and transactions are what they were. Leader epochs count the leaders of the old cluster,
+and begin anew. Producers get ids that the new cluster never gives out (`formats.restored_batches`). Every
+batch's CRC and every object's checksum is looked at on the way. What a crash has left is looked at too, and
+not fetched again where it is right.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tieringd.errors import CorruptDataError
 from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH
-from tieringd.formats.object_keys import data_key
+from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
+from tieringd.formats.restored_batches import restored_index
 from tieringd.model.segment import AbortedTransaction
 
 if TYPE_CHECKING:
@@ -82,7 +85,7 @@ class Restorer:
         records = found = 0
         aborted: tuple[AbortedTransaction, ...] = ()
         for segment in plan.segments:
-            index = await self._remote_log.index_of(manifest.partition, segment)
+            index = await self._index_of(manifest.partition, segment)
             if await asyncio.to_thread(target.has, segment, index.epochs):
                 found += 1
             else:
@@ -172,6 +175,14 @@ class Restorer:
             ]
             await asyncio.to_thread(target.write_markers, last.next_offset, markers, ended_so)
         return len(markers)
+
+    async def _index_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> SegmentIndex:
+        """Return a segment's index with the producer ids of the restored log."""
+        index = await self._remote_log.index_of(partition, segment)
+        try:
+            return restored_index(index)
+        except CorruptDataError as error:
+            raise error.located(index_key(partition, segment)) from error
 
     async def _fetch(
         self,

@@ -6,11 +6,15 @@ import json
 
 import pytest
 
+from tests.builders import batch
 from tests.fakes.log_writer import LogWriter
 from tests.support.daemon import directory_config, write_config
+from tests.support.small_disks import second_mount_at, small_disk_at
 from tests.unit.cli.commands import invoked, tieringd
 from tieringd.cli.recover.progress import ByteProgress, RecordProgress
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
+from tieringd.formats.index_files import parse_transaction_index
+from tieringd.formats.record_batch import ABORT_MARKER, check_crc, encode_marker, parse_header
 from tieringd.formats.records import Record
 from tieringd.model.partition import TopicIdPartition
 
@@ -146,6 +150,115 @@ def test_full_restore_refuses_a_topic_with_a_history(place, tmp_path):
     with pytest.raises(ConfigError, match="goes on from an older archive, of cluster"):
         place.recover("--from-cluster", "new")
     assert not any(map(place.restored, range(PARTITIONS)))
+
+
+@pytest.mark.parametrize(
+    ("mount", "options"), [("another disk", ()), ("the same disk again", ("--shallow",))]
+)
+def test_staging_that_cannot_be_moved_from_is_refused_before_a_download(place, tmp_path, mount, options):
+    """Nothing is left behind there or in the log directory, and there is a way out."""
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    before = files_below(place.logs)
+    mounted = (
+        small_disk_at(tmp_path / "disk", 1 << 20)
+        if mount == "another disk"
+        else second_mount_at(tmp_path / "again", beside)
+    )
+    with mounted as disk:
+        with pytest.raises(ConfigError, match="are on different file systems"):
+            place.recover("--staging", disk / "not" / "there", *options)
+        assert list(disk.iterdir()) == []
+    assert files_below(place.logs) == before
+    assert not list(place.archive.rglob("history_link"))
+    inside = place.logs / ".restore"
+    assert place.recover("--staging", inside, *options)[0] == 0
+    assert not inside.exists()
+
+
+def test_refused_restore_leaves_nothing_beside_the_log_directory(place):
+    """Though the first places were found free."""
+    (place.logs / f"orders-{PARTITIONS - 1}" / f"{0:020d}.log").write_bytes(b"record")
+    before = files_below(place.root)
+    with pytest.raises(ConfigError, match="holds records"):
+        place.recover()
+    assert files_below(place.root) == before
+
+
+def files_below(directory):
+    """Return every path below a directory with its bytes; the broker's lock is no part of it."""
+    paths = (one for one in directory.rglob("*") if one.name != ".lock")
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}
+
+
+def test_restored_log_that_went_on_is_restored_again(tmp_path):
+    """Producers of two clusters keep different ids, in batches, markers and indexes alike."""
+    first = LogWriter(stopped_broker(tmp_path, "first"), "orders")
+    first.append(b"a", producer_id=7), first.abort(7), first.append(b"b", producer_id=8)
+    first.roll()
+    first.abort(8)
+    config = archived_from(tmp_path, "first")
+    LogWriter(stopped_broker(tmp_path, "second"), "orders", topic_id=NEW_ID)
+    restore(tmp_path, config, "first", "second")
+    place = tmp_path / "second" / "orders-0"
+    assert producers_in(place) == [7 + RESTORED, 7 + RESTORED, 8 + RESTORED, 8 + RESTORED]
+    new = [batch(4, [b"c"], producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)]
+    new.append(encode_marker(5, producer_id=7, marker=ABORT_MARKER))
+    (place / f"{4:020d}.log").write_bytes(b"".join(new))
+    (place / f"{6:020d}.log").write_bytes(b"")
+    config = archived_from(tmp_path, "second")
+    LogWriter(stopped_broker(tmp_path, "third"), "orders")
+
+    restore(tmp_path, config, "second", "third")
+
+    place = tmp_path / "third" / "orders-0"
+    ids = [7 + 2 * RESTORED, 8 + 2 * RESTORED, 7 + RESTORED]
+    assert producers_in(place) == [one for one in ids for _ in range(2)]
+    entries = [
+        entry
+        for path in sorted(place.glob("*.txnindex"))
+        for entry in parse_transaction_index(path.read_bytes())
+    ]
+    assert [one[:3] for one in entries] == [(ids[0], 0, 1), (ids[1], 2, 3), (ids[2], 4, 5)]
+
+
+RESTORED = 2**56
+"""What a restore adds to a producer's id."""
+
+
+def stopped_broker(root, cluster):
+    """Return the log directory of a cluster's broker, without a topic."""
+    (root / cluster).mkdir()
+    (root / cluster / "meta.properties").write_text(f"version=1\ncluster.id={cluster}\nnode.id=1\n")
+    return root / cluster
+
+
+def archived_from(root, cluster):
+    """Archive what a cluster's broker has, all clusters into one bucket; return the configuration."""
+    state = root / f"state-{cluster}"
+    config = write_config(
+        root / f"{cluster}.yaml", directory_config([root / cluster], root / "archive", state)
+    )
+    assert tieringd("run", "--once", "--config", config).exit_code == 0
+    return config
+
+
+def restore(root, config, source, target):
+    options = ("--topics", "orders", "--config", config, "--from-cluster", source)
+    assert invoked("recover", "directory", root / target, *options).exit_code == 0
+
+
+def producers_in(place):
+    """Return the producer id of each batch in a partition's directory."""
+    found = []
+    for path in sorted(place.glob("*.log")):
+        data = path.read_bytes()
+        while data:
+            header = parse_header(data)
+            check_crc(memoryview(data), header)
+            found.append(header.producer_id)
+            data = data[header.size_bytes :]
+    return found
 
 
 def test_cluster_recovery_needs_a_cluster(place):

@@ -17,9 +17,10 @@ from tieringd.broker.stopped_broker import kept_stopped
 from tieringd.errors import ConfigError, CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.checkpoints import parse_offset_checkpoint
 from tieringd.formats.index_files import parse_transaction_index
+from tieringd.formats.leader_epochs import put_first_epoch
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.producer_snapshot import EMPTY_PRODUCER_SNAPSHOT
-from tieringd.formats.record_batch import parse_header
+from tieringd.formats.record_batch import HEADER_BYTES, parse_header, sealed
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import BrokerIndexes
@@ -62,25 +63,30 @@ def files_of(directory) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.glob("*.log") if path.stat().st_size}
 
 
+def new_id(producer_id):
+    return producer_id if producer_id < 0 else producer_id + 2**56
+
+
 def written(writer, segments) -> dict[str, bytes]:
-    """Return what the broker wrote, with the leader epoch of a topic's first leader in each batch."""
+    """Return what the broker wrote, under a topic's first leader and under ids of no cluster's producers."""
     found = {}
     for one in segments:
         data = writer.data_of(one.base_offset)
         batches = []
         while data:
-            size_bytes = parse_header(data).size_bytes
-            batches.append(data[:12] + bytes(4) + data[16:size_bytes])
-            data = data[size_bytes:]
+            header = parse_header(data)
+            new = header._replace(leader_epoch=0, producer_id=new_id(header.producer_id))
+            batches.append(sealed(new, data[HEADER_BYTES : header.size_bytes]))
+            data = data[header.size_bytes :]
         found[f"{one.base_offset:020d}.log"] = b"".join(batches)
     return found
 
 
-async def test_log_is_what_it_was_but_for_its_epochs(writer, archive, site):
+async def test_log_is_what_it_was_but_for_its_epochs_and_producers(writer, archive, site):
     """Batches and side files are the old ones; epochs begin anew, and the topic's id is the new one."""
     writer.closed_segment()
     writer.begin_epoch(3)
-    writer.append(), writer.append(), writer.roll()
+    writer.append(producer_id=0), writer.commit(0), writer.append(), writer.roll()
     writer.closed_segment()
     manifest = await archived(writer, archive)
     assert [epoch for epoch, _ in manifest.epochs] == [0, 3]
@@ -93,7 +99,7 @@ async def test_log_is_what_it_was_but_for_its_epochs(writer, archive, site):
     log = read_local_log(_local(site.place, writer))
     assert log.epochs == ((0, 0),)
     assert (place / f"{0:020d}.index").read_bytes() == (writer.path / f"{0:020d}.index").read_bytes()
-    assert (done.start_offset, done.next_offset, done.segments, done.records) == (0, 12, 3, 12)
+    assert (done.start_offset, done.next_offset, done.segments, done.records) == (0, 13, 3, 13)
     assert (done.found_segments, done.ended_transactions, done.left_segments) == (0, 0, 0)
     assert sorted(one.name for one in site.directory.parent.iterdir()) == ["logs", "staging"]
     assert list((site.staging).iterdir()) == []
@@ -135,7 +141,7 @@ async def test_transaction_over_the_end_gets_its_end(writer, archive, site, ende
     assert done.ended_transactions == 1
     data = (site.place / f"{end:020d}.log").read_bytes()
     header = parse_header(data)
-    assert (header.base_offset, header.producer_id, header.is_control) == (end, 7, True)
+    assert (header.base_offset, header.producer_id, header.is_control) == (end, new_id(7), True)
     assert data[-6 - 8 :].find(b"\x00\x00\x00" + (b"\x01" if ended_as == "commit" else b"\x00")) >= 0
 
 
@@ -159,21 +165,22 @@ async def test_interrupted_attempt_is_gone_on_with(writer, archive, site, store)
     assert files_of(site.place) == written(writer, manifest.segments)
 
 
-@pytest.mark.parametrize("damage", ["none", "of a batch", "old epoch", "no batch at its end"])
+@pytest.mark.parametrize("damage", ["none", "of a batch", "old epoch", "old producer", "no batch at its end"])
 async def test_file_of_an_earlier_attempt_is_judged_by_its_batches(writer, archive, site, store, damage):
     """With the leader epochs that were stored it has the checksum that was stored, or it is fetched again."""
     writer.begin_epoch(37)
     writer.closed_segment()
     writer.append()
     writer.begin_epoch(38)
-    writer.append(), writer.roll()
+    writer.append(producer_id=5), writer.commit(5), writer.roll()
     manifest = await archived(writer, archive)
     wanted = written(writer, manifest.segments)
     name = f"{3:020d}.log"
     earlier = {
         "none": wanted[name],
         "of a batch": wanted[name][:-1] + b"?",
-        "old epoch": writer.data_of(3),
+        "old epoch": writer.data_of(3)[:12] + bytes([0, 0, 0, 37]) + wanted[name][16:],
+        "old producer": under_first_epoch(writer.data_of(3)),
         "no batch at its end": wanted[name][:-70] + bytes(70),
     }[damage]
     directory = site.staging / str(writer.name)
@@ -184,6 +191,13 @@ async def test_file_of_an_earlier_attempt_is_judged_by_its_batches(writer, archi
 
     assert done.found_segments == (1 if damage == "none" else 0)
     assert files_of(site.place) == wanted
+
+
+def under_first_epoch(data):
+    """Return what a tieringd that kept the producers' ids made of a segment."""
+    data = bytearray(data)
+    put_first_epoch(data)
+    return bytes(data)
 
 
 async def test_smaller_attempt_after_a_larger_one_leaves_nothing_of_it(writer, archive, site, store):
@@ -246,6 +260,24 @@ async def test_crash_between_the_two_renames_is_mended(writer, archive, site):
     assert list(staging.iterdir()) == []
 
 
+async def test_failed_rename_leaves_the_log_directory_as_it_was(writer, archive, site):
+    """Nothing remembers a log that is not there, and the empty one is still in its place."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    points = site.directory / "recovery-point-offset-checkpoint"
+    points.write_text("0\n1\nother 0 7\n")
+    in_the_way = site.staging / f"{writer.name}.empty"
+    site.staging.mkdir()
+    in_the_way.write_text("a file")
+    with pytest.raises(LocalFileError, match="Not a directory"):
+        await site.restore(manifest)
+    assert points.read_text() == "0\n1\nother 0 7\n"
+    assert read_topic_id(str(site.place)) == NEW_ID
+    assert files_of(site.place) == {}
+    in_the_way.unlink()
+    assert (await site.restore(manifest)).found_segments == 1
+
+
 _TRY_THE_LOCK = """
 import fcntl, sys
 with open(sys.argv[1], "r+b") as lock:
@@ -288,8 +320,8 @@ async def test_record_that_came_during_the_restore_is_not_replaced(writer, archi
     assert files_of(site.place) == {f"{0:020d}.log": site.log.data_of(0)}
 
 
-async def test_old_producers_are_forgotten(writer, archive, site):
-    """New ones get their ids: an empty snapshot lies at the end, where a segment of its own begins."""
+async def test_restored_replica_has_no_producer_to_remember(writer, archive, site):
+    """An empty snapshot lies at the end, where a segment of its own begins."""
     writer.append(b"a", producer_id=0)
     writer.commit(0)
     writer.roll()
@@ -342,7 +374,7 @@ async def test_aborted_transaction_is_in_the_index_where_its_marker_is(
     base = {"": 0, "before the marker": 2, "at the end": marker}[rolls]
     ((name, (entry,)),) = found.items()
     assert name == f"{base:020d}.txnindex"
-    assert entry[:3] == (7, first, marker)
+    assert entry[:3] == (new_id(7), first, marker)
     assert all(path.with_suffix(".index").is_file() for path in site.place.glob("*.log"))
 
 

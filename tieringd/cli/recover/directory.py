@@ -108,12 +108,12 @@ async def _restored(
 
 
 def _places_of(topic: ArchivedTopic, asked: DirectoryRecovery) -> set[str]:
-    """See that the places of a topic's partitions are free; return the ids that their cluster gave it."""
+    """See that the places of a topic's partitions can be taken; return the ids that their cluster gave it."""
     targets = [
         RestoredLog(asked.log_dir, asked.staging, one.partition.topic_partition) for one in topic.partitions
     ]
     for target in targets:
-        target.begin()
+        target.check()
     return {target.topic_id for target in targets}
 
 
