@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -11,8 +12,10 @@ from tieringd.errors import ConfigError
 from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.file import FileStore
+from tieringd.storage.file_root import create_root, make_marker
 from tieringd.storage.gcs.settings import GcsSettings
 from tieringd.storage.gcs.store import GcsStore
+from tieringd.storage.known_roots import KnownRoots
 from tieringd.storage.probe import require_conditional_writes
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 from tieringd.storage.s3.settings import S3Settings
@@ -81,16 +84,22 @@ class StoreCheck:
             self._is_done = True
 
 
-def create_file_root(config: Config) -> None:
+def begin_file_root(config: Config) -> None:
     """
-    Create the file store's directory where only its last part is missing.
+    Let the file store's directory be one that may be written to: create it, and give it a marker.
+
+    For what is made anew by every run, as an export's target is. The directory of an archive is claimed
+    instead (`daemon.file_archive`): there an empty place is a disk that is not mounted.
 
     The directory that it lies in is never created: without it a disk is not mounted, or a path is
     mistyped, and the store's own error says so. Blocks.
+
+    Raises:
+        StorageError: It cannot be created or written to.
     """
     if config.backend == "file" and config.cloud_storage_file_root is not None:
-        with suppress(OSError):
-            config.cloud_storage_file_root.mkdir(exist_ok=True)
+        create_root(config.cloud_storage_file_root)
+        make_marker(config.cloud_storage_file_root)
 
 
 def place_of(config: Config) -> str:
@@ -198,7 +207,9 @@ async def _backend(config: Config) -> ObjectStore:
     match config.store_kind:
         case "file":
             assert config.cloud_storage_file_root is not None, "checked with the configuration"
-            return FileStore(config.cloud_storage_file_root, prefix=config.cloud_storage_prefix)
+            root = config.cloud_storage_file_root
+            root_id = await asyncio.to_thread(KnownRoots(config.state_directory).id_of, root)
+            return FileStore(root, prefix=config.cloud_storage_prefix, root_id=root_id)
         case "s3":
             return await S3Store.open(s3_settings(config))
         case "gcs":
