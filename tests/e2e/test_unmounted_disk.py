@@ -69,10 +69,8 @@ def partition(tmp_path):
     return directory
 
 
-@pytest.fixture(params=["", "below"], ids=["the disk's own directory", "a directory on the disk"])
-def config(request, disk, tmp_path):
-    """Trim all that is durable, and archive to the disk."""
-    root = disk.mount_point / request.param if request.param else disk.mount_point
+def config_in(tmp_path: Path, root: Path) -> Path:
+    """Write a configuration that archives to *root*, and trims all that is durable."""
     properties = directory_config(
         [tmp_path / "logs"], root, tmp_path / "state", retention_local_target_bytes_default=1
     )
@@ -95,11 +93,12 @@ def archived(config: Path) -> list[tuple[int, int, int]]:
     return [(row["start_offset"], row["next_offset"], row["gap_offsets"]) for row in rows]
 
 
-def test_disk_that_is_not_mounted_at_a_start(disk, partition, config):
+def test_disk_that_is_not_mounted_at_a_start(disk, partition, tmp_path):
     """The start fails, the mount point stays empty, no segment goes, and later the archive goes on whole."""
+    config = config_in(tmp_path, disk.mount_point)
     write(partition, 0, 12, 24)
     assert run_command("run", "--once", "--config", str(config)).returncode == 0
-    assert (archived(config), local(partition)) == ([(0, 24, 0)], [24])
+    assert local(partition) == [24]
     write(partition, 36, 48)
     disk.unmount()
 
@@ -115,8 +114,9 @@ def test_disk_that_is_not_mounted_at_a_start(disk, partition, config):
     assert (archived(config), local(partition)) == ([(0, 48, 0)], [48])
 
 
-def test_disk_that_is_unmounted_under_a_daemon(disk, partition, config):
+def test_disk_that_is_unmounted_under_a_daemon(disk, partition, tmp_path):
     """It says so, trims nothing, and goes on by itself when the disk is mounted again."""
+    config = config_in(tmp_path, disk.mount_point / "below")
     write(partition, 0, 12, 24)
     with running_daemon(config) as daemon:
         daemon.until(lambda: local(partition) == [24], "what is durable is trimmed")
@@ -124,7 +124,7 @@ def test_disk_that_is_unmounted_under_a_daemon(disk, partition, config):
         write(partition, 36, 48)
         daemon.until(lambda: daemon.get("/readyz")[0] == 503, "the daemon is not ready")
         daemon.until_rounds(3)
-        assert "marker" in daemon.get("/readyz")[1] or "not a directory" in daemon.get("/readyz")[1]
+        assert "is not a directory. Mount its disk" in daemon.get("/readyz")[1]
         assert list(disk.mount_point.iterdir()) == []
         assert local(partition) == [24, 36, 48]
 
