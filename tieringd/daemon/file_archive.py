@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.daemon.beside import known_cluster_id, layout_of
-from tieringd.errors import BucketNotFound, ConfigError, StorageDenied, StorageUnavailable
+from tieringd.errors import BucketNotFound, ConfigError, StorageUnavailable
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, parse_topic_manifest_key
 from tieringd.storage.file_root import (
     DamagedMarkerError,
@@ -116,12 +116,13 @@ def init_file_root(config: Config) -> tuple[str, str | None]:
     return root_id, before
 
 
-def _adopted(config: Config, root: Path) -> str | None:
+def _adopted(config: Config, root: Path) -> str:
     """
-    Give the archive at *root* a marker, and return its id; None where that may only be read.
+    Give the archive at *root* a marker, and return its id.
 
     Raises:
         BucketNotFound: Nothing there shows that it is ours.
+        StorageDenied: It may only be read.
     """
     if not _holds_our_manifests(config, root):
         raise BucketNotFound(
@@ -129,11 +130,7 @@ def _adopted(config: Config, root: Path) -> str | None:
             f"{config.state_directory} shows that a daemon ran here before",
             hint="Mount the archive's disk; to begin an archive there: tieringd archive init --config FILE",
         )
-    try:
-        return make_marker(root)
-    except StorageDenied as error:
-        log.warning("the archive is read only, and gets no marker", root=str(root), reason=str(error))
-        return None
+    return make_marker(root)
 
 
 def _holds_our_manifests(config: Config, root: Path) -> bool:
