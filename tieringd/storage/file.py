@@ -41,6 +41,7 @@ from tieringd.errors import (
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, Joined, ListPage, ObjectInfo
 from tieringd.storage.file_bytes import copied, crc32c_of_file
 from tieringd.storage.file_root import FileRoot, make_work_directory, sync_directory
+from tieringd.storage.file_systems import filesystem_type
 from tieringd.storage.file_tree import WORK_DIRECTORY, name_of, walk
 from tieringd.storage.threads import finished
 
@@ -69,13 +70,26 @@ class FileStore:
     """
     Objects as files below *root*, in threads of its own; *root_id* is what its marker must say.
 
+    Writers in several processes of one host are kept apart. Only with *has_single_writer* is anything
+    written to a network file system.
+
     `head` reads the object: a filesystem keeps no checksum, and one that is computed anew also
     says whether the bytes are still readable.
     """
 
-    def __init__(self, root: Path, *, prefix: str = "", root_id: str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        prefix: str = "",
+        root_id: str | None = None,
+        has_single_writer: bool = False,
+        filesystem_of: Callable[[int], str] = filesystem_type,
+    ) -> None:
         prefix = prefix.strip("/")
-        self._root = FileRoot(root, root_id=root_id)
+        self._root = FileRoot(
+            root, root_id=root_id, has_single_writer=has_single_writer, filesystem_of=filesystem_of
+        )
         self._base = name_of(prefix) if prefix else ""
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-store")
         self._is_swept = False
@@ -194,7 +208,7 @@ class FileStore:
 
     def _commit(self, root: int, target: _Target, fd: int, temporary: str) -> None:
         """Check the condition and move the file into place; the caller holds the key's lock."""
-        previous = _status_of(root, target.name)
+        previous = _opened_status(root, target.name)
         if previous is not None and stat.S_ISDIR(previous.st_mode):
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
         condition = target.condition
@@ -392,6 +406,22 @@ def _names_in(root: int, directory: str) -> list[str]:
     try:
         with os.scandir(fd) as entries:
             return [entry.name for entry in entries]
+    finally:
+        os.close(fd)
+
+
+def _opened_status(root: int, name: str) -> os.stat_result | None:
+    """
+    Return the status of a file through a descriptor that is opened for it; None where there is none.
+
+    A path's status may come from a cache, which a network file system keeps for seconds. Opening asks.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=root)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.fstat(fd)
     finally:
         os.close(fd)
 

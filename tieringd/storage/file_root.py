@@ -8,6 +8,9 @@ the disk hides them later. So the root of an archive carries a marker: a small f
 Every operation opens the root, reads the marker through that descriptor, and then works relative
 to the descriptor. An unmount between the two cannot lead it elsewhere: the descriptor goes on
 naming the disk. The descriptor is closed after the operation, so a disk at rest can be unmounted.
+
+Writers are kept apart by locks, and by what a freshly opened file tells. Neither holds between hosts
+on a network file system, so nothing is written to one unless there is a single writer.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import secrets
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from tieringd.errors import BucketNotFound, StorageDenied, StorageUnavailable
+from tieringd.errors import BucketNotFound, ConfigError, StorageDenied, StorageUnavailable
+from tieringd.storage.file_systems import filesystem_type, is_network_filesystem
 from tieringd.storage.file_tree import ROOT_MARKER, WORK_DIRECTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 MARKER_VERSION: Final = 1
@@ -42,12 +46,23 @@ class FileRoot:
     The directory *path* as the root of an archive.
 
     With *root_id* no other archive is accepted. Without it reading accepts any directory, and writing
-    any that carries a marker; from the first marker that was seen on, only that one.
+    any that carries a marker; from the first marker that was seen on, only that one. *filesystem_of*
+    says of which type the file system of a descriptor is.
     """
 
-    def __init__(self, path: Path, *, root_id: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        root_id: str | None = None,
+        has_single_writer: bool = False,
+        filesystem_of: Callable[[int], str] = filesystem_type,
+    ) -> None:
         self.path = path
         self._root_id = root_id
+        self._has_single_writer = has_single_writer
+        self._filesystem_of = filesystem_of
+        self._coherent_device: int | None = None
 
     @contextmanager
     def opened(self, *, to_write: bool) -> Iterator[int]:
@@ -56,11 +71,27 @@ class FileRoot:
 
         Raises:
             BucketNotFound: The directory is missing, or it does not hold the archive that it should.
+            ConfigError: It is to be written to, and its file system cannot keep writers apart.
             OSError: The filesystem does not answer, or denies access.
         """
         with opened_root(self.path) as root:
             self._require_marker(root, to_write=to_write)
+            if to_write and not self._has_single_writer:
+                self._require_coherent(root)
             yield root
+
+    def _require_coherent(self, root: int) -> None:
+        device = os.fstat(root).st_dev
+        if device == self._coherent_device:
+            return
+        found = self._filesystem_of(root)
+        if is_network_filesystem(found):
+            raise ConfigError(
+                f"{self.path} is on a file system of the type {found}, which does not keep two writers apart",
+                hint="If only one daemon, and no job beside it, will ever write there, set "
+                "cloud_storage_single_writer: true; otherwise use an object store. See docs/file_store.md",
+            )
+        self._coherent_device = device
 
     def _require_marker(self, root: int, *, to_write: bool) -> None:
         found = read_marker(root, self.path)

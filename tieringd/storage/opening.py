@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -66,9 +66,10 @@ class StoreCheck:
     """Find out once whether the configured store honours conditional writes."""
 
     def __init__(self, config: Config, store: ObjectStore) -> None:
+        self._config = config
         self._store = store
-        # Our own file store is known to; and an operator may vouch for being alone.
-        self._is_done = config.backend == "file" or config.cloud_storage_single_writer
+        # An operator may vouch for being alone.
+        self._is_done = config.cloud_storage_single_writer
 
     async def __call__(self) -> None:
         """
@@ -79,9 +80,16 @@ class StoreCheck:
             StorageError: An operator must act.
             StorageUnavailable: It is away, so nothing is known.
         """
-        if not self._is_done:
-            await require_conditional_writes(self._store)
-            self._is_done = True
+        if self._is_done:
+            return
+        async with AsyncExitStack() as opened:
+            second = self._store
+            if self._config.backend == "file":
+                # Another opening, as another process has it, must see what the first one writes.
+                second = await _backend(self._config)
+                opened.push_async_callback(second.close)
+            await require_conditional_writes(self._store, second=second)
+        self._is_done = True
 
 
 def begin_file_root(config: Config) -> None:
@@ -209,7 +217,12 @@ async def _backend(config: Config) -> ObjectStore:
             assert config.cloud_storage_file_root is not None, "checked with the configuration"
             root = config.cloud_storage_file_root
             root_id = await asyncio.to_thread(KnownRoots(config.state_directory).id_of, root)
-            return FileStore(root, prefix=config.cloud_storage_prefix, root_id=root_id)
+            return FileStore(
+                root,
+                prefix=config.cloud_storage_prefix,
+                root_id=root_id,
+                has_single_writer=config.cloud_storage_single_writer,
+            )
         case "s3":
             return await S3Store.open(s3_settings(config))
         case "gcs":

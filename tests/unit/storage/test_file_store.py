@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from tieringd.errors import (
     BucketNotFound,
+    ConfigError,
     ObjectNotFound,
     PreconditionFailed,
     StorageDenied,
@@ -291,6 +292,38 @@ async def test_cancelled_put_does_not_wait_for_a_lock(store, root):
             await task
     assert (await store.get("key"))[0] == b"before"
     await put(store, "key", b"after")
+
+
+async def test_version_is_not_taken_from_a_stale_cache(store, root, monkeypatch):
+    """A network file system answers for a path from its cache; a compare-and-swap asks an opened file."""
+    old = await put(store, "manifest", b"first")
+    stale, real = (root / "manifest").stat(), os.stat
+    await put(store, "manifest", b"by another host", condition=IfVersion(old.version))
+
+    def cached(path, **options):
+        is_cached = not isinstance(path, int) and os.fsdecode(path).endswith("manifest")
+        return stale if is_cached else real(path, **options)
+
+    monkeypatch.setattr(os, "stat", cached)
+    with pytest.raises(PreconditionFailed):
+        await put(store, "manifest", b"by us", condition=IfVersion(old.version))
+    assert (await store.get("manifest"))[0] == b"by another host"
+
+
+@pytest.mark.parametrize("type_name", ["nfs4", "cifs", "fuse.sshfs"])
+async def test_network_file_system_is_written_to_by_a_single_writer_only(root, type_name):
+    """Reading goes on; the refusal names the type, the setting and what it asks for."""
+    (root / "key").write_bytes(b"content")
+    store = FileStore(root, filesystem_of=lambda _: type_name)
+    calls = [lambda: put(store, "key", b"other"), lambda: store.delete_many(["key"])]
+    for call in calls:
+        with pytest.raises(ConfigError, match=rf"{type_name}.*only one daemon.*cloud_storage_single_writer"):
+            await call()
+    assert (await store.get("key"))[0] == b"content"
+    await store.close()
+    alone = FileStore(root, has_single_writer=True, filesystem_of=lambda _: type_name)
+    await put(alone, "key", b"other")
+    await alone.close()
 
 
 async def test_head_tells_what_is_really_on_disk(store, root):
