@@ -39,6 +39,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment, SegmentIndex
 from tieringd.spark.jobs.scrub import scrub
 from tieringd.storage.file import FileStore
+from tieringd.storage.file_root import make_marker
 
 _TOPIC = TopicKey("bench", "orders", "W1xNUlUlTfigw_K-dvdxsA")
 _WRITER = "0a" * 16
@@ -136,6 +137,7 @@ def run(directory: Path, *, segments: int, rounds: int) -> dict[str, list[float]
     next_offset = int(next(log.stem for log in sorted((directory / "logs").glob("*.log"))[::-1]))
     root = directory / "bucket"
     root.mkdir()
+    make_marker(root)
     files = asyncio.run(fill(root, logs, next_offset))
     for log in logs:
         log.unlink()

@@ -510,6 +510,47 @@ class NestedKeysContract:
         assert (bucket.read("n/a"), bucket.read("n/a/b")) == (None, b"inner")
 
 
+class VanishedBucketContract:
+    """
+    What a store does whose bucket goes away while it is open, and comes back.
+
+    `vanishing` has the open store, whose bucket holds the object "kept"; `vanish` and `come_back`, which are
+    called in turn; and `found_instead`, the names of what there is now in the bucket's place.
+    """
+
+    async def test_vanished_bucket_is_no_empty_bucket(self, vanishing, slice_of):
+        """Every call raises BucketNotFound with a hint, and nothing is written in the bucket's place."""
+        store = vanishing.store
+        data = content(2 * MIB)
+        vanishing.vanish()
+        before = vanishing.found_instead()
+        calls = [
+            lambda: put(store, "key", b"content"),
+            lambda: put(store, "key", b"content", condition=IfAbsent()),
+            lambda: store.put("key", slice_of(data), crc32c=crc32c(data)),
+            lambda: store.get("kept"),
+            lambda: store.get_range("kept", position=0, size_bytes=1),
+            lambda: store.head("kept"),
+            lambda: store.list_page(""),
+            lambda: store.delete_many(["kept"]),
+        ]
+        for call in calls:
+            with pytest.raises(BucketNotFound) as caught:
+                await call()
+            assert caught.value.hint
+        assert vanishing.found_instead() == before
+
+    async def test_bucket_that_comes_back_is_used_on(self, vanishing):
+        """The same open store reads what it stored before, and stores more."""
+        vanishing.vanish()
+        with pytest.raises(BucketNotFound):
+            await vanishing.store.get("kept")
+        vanishing.come_back()
+        assert (await vanishing.store.get("kept"))[0] == b"kept"
+        await put(vanishing.store, "more", b"more")
+        assert [each.key for each in (await vanishing.store.list_page("")).objects] == ["kept", "more"]
+
+
 class MissingBucketContract:
     """What a store does whose bucket is not there; `missing_store` is one."""
 

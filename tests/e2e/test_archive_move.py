@@ -11,7 +11,7 @@ import yaml
 
 from tests.e2e.archives import FileObjects, archived_manifest, assert_whole, base_of_active, read_records
 from tests.e2e.sample_topics import SEGMENTS, consumed
-from tests.support.daemon import command, run_command, run_json, running_daemon, write_config
+from tests.support.daemon import command, run_command, run_json, run_well, running_daemon, write_config
 from tests.support.fault_proxy import StallRequest, fault_proxy
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _VALUES = [bytes([number]) * 100_000 for number in range(35)]
 
 
 def in_a_directory(config: Path, root: Path) -> Path:
-    """Write a configuration that differs from *config* in the bucket alone."""
+    """Write a configuration that differs from *config* in the bucket alone, and begin the archive there."""
     before = yaml.safe_load(config.read_text())
     kept = {name: value for name, value in before.items() if "cloud_storage_" not in name}
     switches = {
@@ -34,7 +34,9 @@ def in_a_directory(config: Path, root: Path) -> Path:
         "cloud_storage_backend": "file",
         "cloud_storage_file_root": str(root),
     }
-    return write_config(config.with_name("moved.yaml"), kept | switches)
+    moved = write_config(config.with_name("moved.yaml"), kept | switches)
+    run_well("archive", "init", "--config", str(moved))
+    return moved
 
 
 async def test_archive_moves_under_a_producer(kafka, write_kafka_config, objects, topic, tmp_path):

@@ -19,6 +19,7 @@ from tieringd.policies.segment_merge import MergeLimits
 from tieringd.services.claim import Claim
 from tieringd.services.segment_merger import SegmentMerger
 from tieringd.storage.file import FileStore
+from tieringd.storage.file_root import make_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +40,7 @@ class FileArchive:
     def __init__(self, directory: Path) -> None:
         self.root = directory / "bucket"
         self.root.mkdir(parents=True)
+        make_marker(self.root)
         self._logs = directory / "logs"
         self._work = directory / "work"
         self._written = 0

@@ -26,6 +26,7 @@ from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
 from tieringd.spark.jobs.export.rules import ExportRules
 from tieringd.spark.jobs.export.target_store import TargetStore
 from tieringd.storage.file import FileStore
+from tieringd.storage.file_root import make_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,6 +40,7 @@ HOUR_MS = 3_600_000
 def file_config(root: Path) -> Config:
     """Return a configuration of a bucket in a directory, which is made."""
     root.mkdir(parents=True, exist_ok=True)
+    make_marker(root)
     return parse_config(
         f"state_directory: /nowhere\ncloud_storage_backend: file\ncloud_storage_file_root: {root}\n",
         source="test",

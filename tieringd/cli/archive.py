@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tieringd.cli.archive_init import init
 from tieringd.cli.archive_lifecycle import delete, lifecycle_remark, undelete
 from tieringd.cli.archive_move import copy, move
 from tieringd.cli.archive_scrub import quarantine_app, scrub
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 archive_app = typer.Typer(
     help="Look at what the bucket holds, delete and move it. Needs only the bucket.", no_args_is_help=True
 )
-for _command in (delete, undelete, copy, move):
+for _command in (init, delete, undelete, copy, move):
     archive_app.command()(_command)
 archive_app.command()(scrub)
 archive_app.add_typer(quarantine_app, name="quarantine")

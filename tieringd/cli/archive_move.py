@@ -29,7 +29,7 @@ from tieringd.services.archive_mover import ArchiveMover, Site
 from tieringd.services.object_copier import ObjectCopier
 from tieringd.services.partition_mover import COPY_WRITER, PartitionMover
 from tieringd.services.topic_purger import TopicPurger
-from tieringd.storage.opening import create_file_root, place_of
+from tieringd.storage.opening import place_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -154,7 +154,6 @@ async def _opened(
     place, target_place = place_of(source_config), place_of(target_config)
     if place == target_place:
         raise ConfigError(f"both configurations name {place}: there is nothing to copy")
-    create_file_root(target_config)
     async with (
         opened_archive(source_config, Metrics(), writer_id=writer_id) as source,
         opened_archive(target_config, Metrics(), writer_id=writer_id) as target,

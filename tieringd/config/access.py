@@ -145,7 +145,7 @@ class StoreAccess(BaseModel):
     cloud_storage_multipart_part_size_bytes: Annotated[int, size(5 * _MIB, 5 * _GIB)] = 64 * _MIB
     """The size of such a part."""
     cloud_storage_single_writer: Annotated[bool, Flag()] = False
-    """Accept a store that ignores conditional writes. Two daemons on one partition then lose data."""
+    """Accept a store without conditional writes, or a network file system. Two writers then lose data."""
 
     @property
     def backend(self) -> Backend | None:

@@ -61,7 +61,6 @@ _NETWORK = (
     "cloud_storage_sse",
     "cloud_storage_sse_kms_key_id",
     "cloud_storage_storage_class",
-    "cloud_storage_single_writer",
     *_MULTIPART,
 )
 _WITHOUT_EFFECT: dict[Backend, tuple[str, ...]] = {
@@ -141,7 +140,7 @@ def find_store_doubts(config: Config) -> Iterator[Finding]:
             (("cloud_storage_disable_tls",), ("cloud_storage_api_endpoint_port",)),
             "plain HTTP goes to port 443; set cloud_storage_api_endpoint_port if that is not meant",
         )
-    if config.cloud_storage_single_writer and backend != "file":
+    if config.cloud_storage_single_writer:
         yield Finding(
             (("cloud_storage_single_writer",),),
             "a store that ignores conditional writes is accepted; nothing but you keeps a second daemon out",

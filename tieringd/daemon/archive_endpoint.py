@@ -18,6 +18,7 @@ import structlog
 from tieringd.daemon.admin import serving
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.assembly import sole_owner
+from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway import ReadCache, client_tls
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
@@ -84,6 +85,7 @@ async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> N
     metrics = Metrics()
     stop = asyncio.Event()
     with _signals(stop), sole_owner(config):
+        await asyncio.to_thread(claim_file_root, config, only_reads=True)
         async with (
             opened_archive(config, metrics) as archive,
             archive_endpoint_of(config, archive, metrics, from_cluster=from_cluster) as endpoint,

@@ -23,6 +23,7 @@ from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import Archive, max_uploads, opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.daemon.disks import DiskParts, disk_parts
+from tieringd.daemon.file_archive import claim_file_root, note_first_start
 from tieringd.daemon.gateway import Gateway, ReadCache, gateway_of
 from tieringd.daemon.housekeeping import HousekeepingParts, housekeeping_of
 from tieringd.errors import ConfigError
@@ -39,10 +40,7 @@ from tieringd.services.reconciler import Reconciler
 from tieringd.services.retention_manager import RetentionManager
 from tieringd.services.topic_registry import TopicRegistry
 from tieringd.services.upload_controller import UploadController
-from tieringd.storage.opening import (
-    create_file_root,
-    store_limits,
-)
+from tieringd.storage.opening import store_limits
 from tieringd.storage.s3.store import S3Store
 
 if TYPE_CHECKING:
@@ -106,8 +104,9 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
     """Build a daemon's parts; nothing runs yet."""
     # A new id for each process: what a killed daemon left behind is never written over.
     writer_id = secrets.token_hex(8)
+    await asyncio.to_thread(note_first_start, config)
     with sole_owner(config):
-        create_file_root(config)
+        await asyncio.to_thread(claim_file_root, config)
         async with (
             opened_archive(config, metrics, writer_id=writer_id) as archive,
             opened_broker(config) as broker,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tieringd.broker.base import Broker
     from tieringd.broker.kafka_protocol import KafkaSettings
+    from tieringd.broker.log_dir import LogDirScan
     from tieringd.config import Config
 
 
@@ -56,15 +57,20 @@ def kafka_settings(config: Config, *, node_id: int | None = None) -> KafkaSettin
     )
 
 
+def known_cluster_id(config: Config, scan: LogDirScan) -> str | None:
+    """Return the cluster's id as far as it is known without asking a broker; None where only that tells."""
+    if config.broker.kind != "none":
+        return scan.cluster_id
+    # Files that a broker left keep the cluster's own id, so that its archive goes on.
+    is_named = "cluster_id" in config.model_fields_set
+    return config.cluster_id if is_named else scan.cluster_id or config.cluster_id
+
+
 async def _broker(config: Config) -> Broker:
     log_dirs = [str(path) for path in config.broker.log_dirs]
     scan = await asyncio.to_thread(layout_of(config).scan, log_dirs)
     if config.broker.kind == "none":
-        named = "cluster_id" in config.model_fields_set
-        # Files that a broker left keep the cluster's own id, so that its archive goes on.
-        return DirectoryBroker(
-            log_dirs, cluster_id=config.cluster_id if named else scan.cluster_id or config.cluster_id
-        )
+        return DirectoryBroker(log_dirs, cluster_id=known_cluster_id(config, scan))
     from tieringd.broker.kafka import KafkaBroker  # noqa: PLC0415 as above
 
     return KafkaBroker(kafka_settings(config, node_id=scan.node_id))

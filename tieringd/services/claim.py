@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.archive.manifest_store import fenced_by, fenced_by_removal
-from tieringd.errors import StorageError, StorageUnavailable
+from tieringd.errors import BucketNotFound, StorageError, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,10 +167,12 @@ class Claim:
         See that the bucket says that we trim up to *before_offset*; say whether we may.
 
         Where the record cannot be stored, as when the store is away, a trim to a stored segment's end may
-        do without: nobody takes that for a user's DeleteRecords. See `policies.user_deletion`.
+        do without: nobody takes that for a user's DeleteRecords. See `policies.user_deletion`. A bucket that
+        is not there is no store that is away: what it held may be gone, so nothing is trimmed.
 
         Raises:
             FencedError: Another writer owns the manifest now.
+            BucketNotFound: There is no bucket.
         """
         known = self.last_manifest
         assert known is not None, "asked after `current`"
@@ -181,6 +183,8 @@ class Claim:
         manifest = replace(self._stored.existing, trimmed_offset=before_offset)
         try:
             await self.commit(self._stored, manifest)
+        except BucketNotFound:
+            raise
         except (StorageError, StorageUnavailable) as error:
             self._log.warning("a trim cannot be recorded", before_offset=before_offset, error=str(error))
             return is_stored_end

@@ -6,8 +6,8 @@ key is absent, old or new, and never half written. Several processes of one mach
 root: a conditional write holds a lock file while it looks and moves. A version is the file's
 modification time (made to differ from the one before), inode and size.
 
-The root is not created here: only the daemon does that, and only where its parent directory
-exists (`storage.opening`). A missing parent is more likely a disk that is not mounted.
+The root is not created here, and not trusted: each operation looks at its marker first, and
+works relative to the descriptor that it looked through (`storage.file_root`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from posixpath import dirname
 from typing import TYPE_CHECKING, TypeVar
 
 from crc32c import crc32c as crc32c_of
@@ -39,7 +40,9 @@ from tieringd.errors import (
 )
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, Joined, ListPage, ObjectInfo
 from tieringd.storage.file_bytes import copied, crc32c_of_file
-from tieringd.storage.file_tree import WORK_DIRECTORY, path_of, walk
+from tieringd.storage.file_root import FileRoot, make_work_directory, sync_directory
+from tieringd.storage.file_systems import filesystem_type
+from tieringd.storage.file_tree import WORK_DIRECTORY, name_of, walk
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:
@@ -65,17 +68,29 @@ def _do_nothing() -> None:
 
 class FileStore:
     """
-    Objects as files below *root*, in threads of its own.
+    Objects as files below *root*, in threads of its own; *root_id* is what its marker must say.
+
+    Writers in several processes of one host are kept apart. Only with *has_single_writer* is anything
+    written to a network file system.
 
     `head` reads the object: a filesystem keeps no checksum, and one that is computed anew also
     says whether the bytes are still readable.
     """
 
-    def __init__(self, root: Path, *, prefix: str = "") -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        prefix: str = "",
+        root_id: str | None = None,
+        has_single_writer: bool = False,
+        filesystem_of: Callable[[int], str] = filesystem_type,
+    ) -> None:
         prefix = prefix.strip("/")
-        self._root = root
-        self._base = path_of(root, prefix) if prefix else root
-        self._work = root / WORK_DIRECTORY
+        self._root = FileRoot(
+            root, root_id=root_id, has_single_writer=has_single_writer, filesystem_of=filesystem_of
+        )
+        self._base = name_of(prefix) if prefix else ""
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-store")
         self._is_swept = False
 
@@ -83,34 +98,37 @@ class FileStore:
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
         """Copy an object into place, checking its bytes on the way."""
-        path = path_of(self._base, key)
+        target = self._target(key, crc32c, condition)
         stop = threading.Event()
-        return await self._in_thread(
-            lambda: self._put(_Target(key, path, crc32c, condition), [body], stop), on_cancel=stop.set
-        )
+
+        def put() -> ObjectInfo:
+            with self._opened("put", key, to_write=True) as root:
+                return self._put(root, target, [body], stop)
+
+        return await self._in_thread(put, on_cancel=stop.set)
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole."""
-        path = path_of(self._base, key)
+        name = name_of(key, base=self._base)
 
         def read(fd: int, status: os.stat_result) -> tuple[bytes, ObjectInfo]:
             data = os.pread(fd, status.st_size, 0)
             return data, _info(key, status, crc32c_of(data))
 
-        return await self._in_thread(lambda: self._read(key, path, read))
+        return await self._in_thread(lambda: self._read(key, name, read))
 
     async def get_range(self, key: str, *, position: int, size_bytes: int) -> bytes:
         """Return the bytes of a range."""
-        path = path_of(self._base, key)
+        name = name_of(key, base=self._base)
         return await self._in_thread(
-            lambda: self._read(key, path, lambda fd, _: os.pread(fd, size_bytes, position))
+            lambda: self._read(key, name, lambda fd, _: os.pread(fd, size_bytes, position))
         )
 
     async def head(self, key: str) -> ObjectInfo:
         """Return an object's size and version, and its checksum, for which it is read."""
-        path = path_of(self._base, key)
+        name = name_of(key, base=self._base)
         return await self._in_thread(
-            lambda: self._read(key, path, lambda fd, status: _info(key, status, crc32c_of_file(fd)))
+            lambda: self._read(key, name, lambda fd, status: _info(key, status, crc32c_of_file(fd)))
         )
 
     async def list_page(self, prefix: str, *, start_after: str | None = None, limit: int = 1000) -> ListPage:
@@ -119,18 +137,23 @@ class FileStore:
 
     async def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects, and the directories that they leave empty."""
-        paths = [(key, path_of(self._base, key)) for key in keys]
+        names = [(key, name_of(key, base=self._base)) for key in keys]
         stop = threading.Event()
-        await self._in_thread(lambda: self._delete(paths, stop), on_cancel=stop.set)
+        await self._in_thread(lambda: self._delete(names, stop), on_cancel=stop.set)
 
     async def join(
         self, key: str, sources: Sequence[JoinSource], *, crc32c: int, condition: Condition | None = None
     ) -> Joined | None:
         """Copy several objects into place as one: they are on this host's disks anyway."""
-        target = _Target(key, path_of(self._base, key), crc32c, condition)
-        paths = [(source, path_of(self._base, source.key)) for source in sources]
+        target = self._target(key, crc32c, condition)
+        named = [(source, name_of(source.key, base=self._base)) for source in sources]
         stop = threading.Event()
-        return await self._in_thread(lambda: self._join(target, paths, stop), on_cancel=stop.set)
+
+        def join() -> Joined:
+            with self._opened("join", key, to_write=True) as root:
+                return self._join(root, target, named, stop)
+
+        return await self._in_thread(join, on_cancel=stop.set)
 
     async def kept_after_delete(self, _key: str) -> tuple[str, ...]:
         """Return nothing: a deleted file is gone; snapshots of the filesystem cannot be seen from here."""
@@ -143,8 +166,12 @@ class FileStore:
     async def _in_thread(self, function: Callable[[], T], on_cancel: Callable[[], None] = _do_nothing) -> T:
         return await finished(self._executor.submit(function), on_cancel=on_cancel)
 
-    def _put(self, target: _Target, bodies: Sequence[Body], stop: threading.Event) -> ObjectInfo:
-        with self._translated("put", target.path, target.key), self._new_file() as (fd, temporary):
+    def _target(self, key: str, crc32c: int, condition: Condition | None) -> _Target:
+        name = name_of(key, base=self._base)
+        return _Target(key, name, self._root.path / name, crc32c, condition)
+
+    def _put(self, root: int, target: _Target, bodies: Sequence[Body], stop: threading.Event) -> ObjectInfo:
+        with self._translated("put", target.key), self._new_file(root) as (fd, temporary):
             actual = copied(bodies, fd, stop)
             if actual != target.crc32c:
                 raise ChecksumRejected(
@@ -152,11 +179,11 @@ class FileStore:
                     key=target.key,
                 )
             os.fsync(fd)
-            with self._locked(target.key, stop):
-                self._commit(target, fd, temporary)
+            with _locked(root, target.key, stop):
+                self._commit(root, target, fd, temporary)
             status = os.fstat(fd)
         try:
-            _sync_directory(target.path.parent)
+            sync_directory(root, dirname(target.name))
         except FileNotFoundError:
             pass  # Deleted again already, directory and all.
         except OSError as error:
@@ -166,26 +193,26 @@ class FileStore:
         return _info(target.key, status, actual)
 
     def _join(
-        self, target: _Target, paths: Sequence[tuple[JoinSource, Path]], stop: threading.Event
+        self, root: int, target: _Target, named: Sequence[tuple[JoinSource, str]], stop: threading.Event
     ) -> Joined:
         with ExitStack() as files:
             bodies: list[Body] = []
-            for source, path in paths:
-                fd = self._open(source.key, path)
+            for source, name in named:
+                fd = self._open(root, source.key, name)
                 files.callback(os.close, fd)
                 status = os.fstat(fd)
                 if status.st_size != source.size_bytes:
                     raise ChecksumRejected(
-                        f"join {target.path}: {path} has {status.st_size} bytes, not {source.size_bytes}",
+                        f"join {target.path}: {name} has {status.st_size} bytes, not {source.size_bytes}",
                         key=target.key,
                     )
                 bodies.append(FileSlice(fd, 0, source.size_bytes))
-            info = self._put(target, bodies, stop)
+            info = self._put(root, target, bodies, stop)
         return Joined(info, is_proven=True, host_bytes=info.size_bytes)
 
-    def _commit(self, target: _Target, fd: int, temporary: Path) -> None:
+    def _commit(self, root: int, target: _Target, fd: int, temporary: str) -> None:
         """Check the condition and move the file into place; the caller holds the key's lock."""
-        previous = _status_of(target.path)
+        previous = _opened_status(root, target.name)
         if previous is not None and stat.S_ISDIR(previous.st_mode):
             raise IsADirectoryError(errno.EISDIR, "it is a directory")
         condition = target.condition
@@ -199,141 +226,125 @@ class FileStore:
         move = os.link if isinstance(condition, IfAbsent) else os.replace
         for _ in range(_PLACE_ATTEMPTS):
             try:
-                move(temporary, target.path)
+                move(temporary, target.name, src_dir_fd=root, dst_dir_fd=root)
             except FileNotFoundError:
-                self._make_directory(target.path.parent)
+                self._make_directory(root, dirname(target.name))
             except FileExistsError as error:
                 raise PreconditionFailed(f"put {target.path}: it exists", key=target.key) from error
             else:
                 return
         raise FileNotFoundError(errno.ENOENT, "its directory goes as often as it is made")
 
-    def _make_directory(self, directory: Path) -> None:
+    def _make_directory(self, root: int, directory: str) -> None:
         """Make a directory below the root, durably; one that a delete removes meanwhile is no error."""
-        self._require_root()
+        if not directory:
+            raise BucketNotFound(f"{self._root.path} was removed meanwhile", hint="Mount its disk")
+        parent = dirname(directory)
         try:
-            directory.mkdir()
-            _sync_directory(directory.parent)
+            os.mkdir(directory, dir_fd=root)
+            sync_directory(root, parent)
         except FileExistsError:
             return
         except FileNotFoundError:
-            if not directory.parent.exists():
-                self._make_directory(directory.parent)
+            if _status_of(root, parent or ".") is None or not parent:
+                self._make_directory(root, parent)
 
-    def _read(self, key: str, path: Path, use: Callable[[int, os.stat_result], T]) -> T:
+    def _read(self, key: str, name: str, use: Callable[[int, os.stat_result], T]) -> T:
         """Open an object and use it; what is open stays whole, whoever replaces or deletes it."""
-        fd = self._open(key, path)
+        with self._opened("get", key, to_write=False) as root:
+            fd = self._open(root, key, name)
         try:
-            with self._translated("get", path, key):
+            with self._translated("get", key):
                 return use(fd, os.fstat(fd))
         finally:
             os.close(fd)
 
-    def _open(self, key: str, path: Path) -> int:
-        with self._translated("get", path, key):
+    def _open(self, root: int, key: str, name: str) -> int:
+        with self._translated("get", key):
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
             except (FileNotFoundError, NotADirectoryError):
-                self._require_root()
-                raise ObjectNotFound(f"{path}: there is no such object", key=key) from None
+                raise ObjectNotFound(f"{self._root.path / name}: there is no such object", key=key) from None
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 os.close(fd)
-                raise ObjectNotFound(f"{path} is not an object", key=key)
+                raise ObjectNotFound(f"{self._root.path / name} is not an object", key=key)
             return fd
 
     def _list(self, prefix: str, start_after: str | None, limit: int) -> ListPage:
-        with self._translated("list", self._base):
-            self._require_root()
-            found = list(islice(walk(self._base, prefix, start_after), limit + 1))
+        with self._opened("list", to_write=False) as root:
+            found = list(islice(walk(root, self._base, prefix, start_after), limit + 1))
         objects = tuple(_info(key, status, None) for key, status in found[:limit])
         return ListPage(objects, objects[-1].key if len(found) > limit else None)
 
-    def _delete(self, paths: Sequence[tuple[str, Path]], stop: threading.Event) -> None:
-        with self._translated("delete", self._base):
-            self._require_root()
-            self._work.mkdir(exist_ok=True)
-        for key, path in paths:
-            with self._translated("delete", path, key):
-                # The lock keeps a conditional put from seeing a version that is about to go.
-                with self._locked(key, stop):
-                    try:
-                        path.unlink()
-                    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-                        continue
-                self._prune(path.parent)
-
-    def _prune(self, directory: Path) -> None:
-        """Remove empty directories, upwards, to the root."""
-        while directory != self._root:
-            try:
-                directory.rmdir()
-            except OSError as error:
-                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.EBUSY}:
-                    raise
-                return
-            directory = directory.parent
+    def _delete(self, names: Sequence[tuple[str, str]], stop: threading.Event) -> None:
+        with self._opened("delete", to_write=True) as root:
+            make_work_directory(root)
+            for key, name in names:
+                with self._translated("delete", key):
+                    # The lock keeps a conditional put from seeing a version that is about to go.
+                    with _locked(root, key, stop):
+                        try:
+                            os.unlink(name, dir_fd=root)
+                        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                            continue
+                    _prune(root, dirname(name))
 
     @contextmanager
-    def _new_file(self) -> Iterator[tuple[int, Path]]:
+    def _new_file(self, root: int) -> Iterator[tuple[int, str]]:
         """Open a file to write to, outside the tree, and remove its name in the end."""
-        self._require_root()
-        self._work.mkdir(exist_ok=True)
-        self._sweep_once()
+        make_work_directory(root)
+        self._sweep_once(root)
         while True:
-            path = self._work / f"{uuid.uuid4().hex}.part"
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666)
+            name = f"{WORK_DIRECTORY}/{uuid.uuid4().hex}.part"
+            fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o666, dir_fd=root)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)  # As long as we hold it, nobody sweeps the file away.
                 if os.fstat(fd).st_nlink:
-                    yield fd, path
+                    yield fd, name
                     return
             finally:
                 os.close(fd)
-                path.unlink(missing_ok=True)
+                with suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=root)
 
-    def _sweep_once(self) -> None:
+    def _sweep_once(self, root: int) -> None:
         """Remove what writers left behind that were killed: files that nobody holds a lock on."""
         if self._is_swept:
             return
         self._is_swept = True
-        for path in self._work.glob("*.part"):
-            try:
-                with path.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
-            except (BlockingIOError, FileNotFoundError):
+        for name in _names_in(root, WORK_DIRECTORY):
+            if not name.endswith(".part"):
                 continue
+            try:
+                fd = os.open(f"{WORK_DIRECTORY}/{name}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
+            except FileNotFoundError:
+                continue
+            try:
+                if _try_lock(fd):
+                    with suppress(FileNotFoundError):
+                        os.unlink(f"{WORK_DIRECTORY}/{name}", dir_fd=root)
+            finally:
+                os.close(fd)
 
     @contextmanager
-    def _locked(self, key: str, stop: threading.Event) -> Iterator[None]:
-        """Hold the key's lock against every thread and process of this machine."""
-        path = self._work / f"{crc32c_of(key.encode()) % _LOCK_FILES:02d}.lock"
-        with path.open("ab") as file:
-            # Asked for again and again, so that a stopped process elsewhere cannot keep a cancelled call.
-            while not _try_lock(file.fileno()):
-                if stop.wait(_LOCK_POLL_SECONDS):
-                    raise StorageUnavailable(f"{key}: cancelled while another writer held {path}")
-            yield
-
-    def _require_root(self) -> None:
-        if not self._root.is_dir():
-            raise BucketNotFound(
-                f"{self._root} is not a directory",
-                hint=f"mount its disk, or create it for the user that runs tieringd: mkdir -p {self._root}",
-            )
+    def _opened(self, operation: str, key: str | None = None, *, to_write: bool) -> Iterator[int]:
+        """Open the root for one operation; what the filesystem answers is raised as errors of our tree."""
+        with self._translated(operation, key), self._root.opened(to_write=to_write) as root:
+            yield root
 
     @contextmanager
-    def _translated(self, operation: str, path: Path, key: str | None = None) -> Iterator[None]:
+    def _translated(self, operation: str, key: str | None = None) -> Iterator[None]:
         """Raise what the filesystem answers as errors of our tree."""
         try:
             yield
         except OSError as error:
+            path = self._root.path / self._base / (key or "")
             raise self._error(operation, path, key, error) from error
 
     def _error(self, operation: str, path: Path, key: str | None, error: OSError) -> TieringError:
         text = f"{operation} {path}: {error.strerror or error}"
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            return StoreFull(text, key=key, hint=f"make room on the disk of {self._root}")
+            return StoreFull(text, key=key, hint=f"make room on the disk of {self._root.path}")
         if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
             return StorageDenied(text, key=key, hint="let the user that runs tieringd write there")
         if error.errno in {errno.ENOTDIR, errno.EISDIR}:
@@ -348,7 +359,10 @@ class _Target:
     """What a put is to store, and where."""
 
     key: str
+    name: str
+    """Relative to the root."""
     path: Path
+    """The same for people."""
     crc32c: int
     condition: Condition | None
 
@@ -364,9 +378,61 @@ def _stamp(fd: int, previous: os.stat_result | None) -> None:
     raise OSError(errno.EIO, "the filesystem does not keep modification times")
 
 
-def _status_of(path: Path) -> os.stat_result | None:
+@contextmanager
+def _locked(root: int, key: str, stop: threading.Event) -> Iterator[None]:
+    """Hold the key's lock against every thread and process of this machine."""
+    name = f"{WORK_DIRECTORY}/{crc32c_of(key.encode()) % _LOCK_FILES:02d}.lock"
+    fd = os.open(name, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=root)
     try:
-        return path.stat()
+        # Asked for again and again, so that a stopped process elsewhere cannot keep a cancelled call.
+        while not _try_lock(fd):
+            if stop.wait(_LOCK_POLL_SECONDS):
+                raise StorageUnavailable(f"{key}: cancelled while another writer held {name}")
+        yield
+    finally:
+        os.close(fd)
+
+
+def _prune(root: int, directory: str) -> None:
+    """Remove empty directories, upwards, to the root."""
+    while directory:
+        try:
+            os.rmdir(directory, dir_fd=root)
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.EBUSY}:
+                raise
+            return
+        directory = dirname(directory)
+
+
+def _names_in(root: int, directory: str) -> list[str]:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+    try:
+        with os.scandir(fd) as entries:
+            return [entry.name for entry in entries]
+    finally:
+        os.close(fd)
+
+
+def _opened_status(root: int, name: str) -> os.stat_result | None:
+    """
+    Return the status of a file through a descriptor that is opened for it; None where there is none.
+
+    A path's status may come from a cache, which a network file system keeps for seconds. Opening asks.
+    """
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=root)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def _status_of(root: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=root)
     except FileNotFoundError:
         return None
 
@@ -385,11 +451,3 @@ def _try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

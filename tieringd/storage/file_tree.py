@@ -8,33 +8,36 @@ renaming. So `a` and `a/b` cannot both be objects of a file store.
 from __future__ import annotations
 
 import os
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 WORK_DIRECTORY = ".tieringd-tmp"
 """Directly below the root: files that are being written, and lock files. No key leads here."""
+ROOT_MARKER = ".tieringd-root"
+"""Directly below the root: the file that says which archive it is (`storage.file_root`). It is no object."""
+
+_OWN_ENTRIES = frozenset({os.fsencode(f"{WORK_DIRECTORY}/"), os.fsencode(ROOT_MARKER)})
 
 
-def path_of(base: Path, key: str) -> Path:
+def name_of(key: str, *, base: str = "") -> str:
     """
-    Return the file that *key* names.
+    Return the path of the file that *key* names, relative to the root; *base* is the store's prefix.
 
     Raises:
-        ValueError: The key would not name one file below *base*.
+        ValueError: The key would not name one file below the prefix.
     """
     _refuse_odd_parts(key, key.split("/"))
-    return base.joinpath(key)
+    return f"{base}/{key}" if base else key
 
 
-def walk(base: Path, prefix: str, start_after: str | None) -> Iterator[tuple[str, os.stat_result]]:
+def walk(root: int, base: str, prefix: str, start_after: str | None) -> Iterator[tuple[str, os.stat_result]]:
     """
     Yield the keys that begin with *prefix* and come after *start_after*, in UTF-8 byte order.
 
-    Directories that can hold no such key are not read.
+    *root* is a descriptor of the root, and *base* the store's prefix below it. Directories that can
+    hold no such key are not read.
 
     Raises:
         ValueError: The prefix leads outside *base*.
@@ -42,41 +45,46 @@ def walk(base: Path, prefix: str, start_after: str | None) -> Iterator[tuple[str
     directory = prefix[: prefix.rfind("/") + 1]
     if directory:
         _refuse_odd_parts(prefix, directory.removesuffix("/").split("/"))
-    found = _walk(os.fsencode(base), directory.encode(), prefix.encode(), (start_after or "").encode())
-    for key, entry in found:
+    top = f"{base}/".encode() if base else b""
+    for key in _walk(root, top, directory.encode(), prefix.encode(), (start_after or "").encode()):
         try:
-            yield key.decode(), entry.stat(follow_symlinks=False)
+            yield key.decode(), os.stat(top + key, dir_fd=root, follow_symlinks=False)
         except (FileNotFoundError, UnicodeDecodeError):
             continue  # Deleted since its directory was read, or nothing that we ever wrote.
 
 
-def _walk(
-    base: bytes, directory: bytes, prefix: bytes, start_after: bytes
-) -> Iterator[tuple[bytes, os.DirEntry[bytes]]]:
-    for key, entry in _sorted_entries(base, directory):
+def _walk(root: int, top: bytes, directory: bytes, prefix: bytes, start_after: bytes) -> Iterator[bytes]:
+    for key in _sorted_entries(root, top, directory):
         if key.endswith(b"/"):
             is_inside = key.startswith(prefix) or prefix.startswith(key)
             if is_inside and (key > start_after or start_after.startswith(key)):
-                yield from _walk(base, key, prefix, start_after)
+                yield from _walk(root, top, key, prefix, start_after)
         elif key.startswith(prefix) and key > start_after:
-            yield key, entry
+            yield key
 
 
-def _sorted_entries(base: bytes, directory: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
+def _sorted_entries(root: int, top: bytes, directory: bytes) -> list[bytes]:
     """Return a directory's files and directories; with its slash a directory sorts as its keys do."""
     found = []
     try:
-        with os.scandir(os.path.join(base, directory)) as entries:  # noqa: PTH118 - paths are bytes here
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    found.append((directory + entry.name + b"/", entry))
-                elif entry.is_file(follow_symlinks=False):
-                    found.append((directory + entry.name, entry))
+        fd = os.open(top + directory or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((each for each in found if each[0] != WORK_DIRECTORY.encode() + b"/"), key=itemgetter(0))
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                # A directory that is read through a descriptor tells names as text.
+                key = directory + os.fsencode(entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    found.append(key + b"/")
+                elif entry.is_file(follow_symlinks=False):
+                    found.append(key)
+    finally:
+        os.close(fd)
+    return sorted(each for each in found if each not in _OWN_ENTRIES)
 
 
 def _refuse_odd_parts(key: str, parts: list[str]) -> None:
-    if any(part in {"", ".", ".."} for part in parts) or "\0" in key or parts[0] == WORK_DIRECTORY:
+    is_own = parts[0] in {WORK_DIRECTORY, ROOT_MARKER}
+    if any(part in {"", ".", ".."} for part in parts) or "\0" in key or is_own:
         raise ValueError(f"{key!r} is not a key that a file store can hold")

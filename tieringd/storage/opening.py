@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Literal
 
 from tieringd.errors import ConfigError
 from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.file import FileStore
+from tieringd.storage.file_root import create_root, make_marker
 from tieringd.storage.gcs.settings import GcsSettings
+from tieringd.storage.known_roots import KnownRoots
 from tieringd.storage.probe import require_conditional_writes
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 from tieringd.storage.s3.settings import S3Settings
@@ -60,9 +63,10 @@ class StoreCheck:
     """Find out once whether the configured store honours conditional writes."""
 
     def __init__(self, config: Config, store: ObjectStore) -> None:
+        self._config = config
         self._store = store
-        # Our own file store is known to; and an operator may vouch for being alone.
-        self._is_done = config.backend == "file" or config.cloud_storage_single_writer
+        # An operator may vouch for being alone.
+        self._is_done = config.cloud_storage_single_writer
 
     async def __call__(self) -> None:
         """
@@ -73,21 +77,34 @@ class StoreCheck:
             StorageError: An operator must act.
             StorageUnavailable: It is away, so nothing is known.
         """
-        if not self._is_done:
-            await require_conditional_writes(self._store)
-            self._is_done = True
+        if self._is_done:
+            return
+        async with AsyncExitStack() as opened:
+            second = self._store
+            if self._config.backend == "file":
+                # Another opening, as another process has it, must see what the first one writes.
+                second = await _backend(self._config)
+                opened.push_async_callback(second.close)
+            await require_conditional_writes(self._store, second=second)
+        self._is_done = True
 
 
-def create_file_root(config: Config) -> None:
+def begin_file_root(config: Config) -> None:
     """
-    Create the file store's directory where only its last part is missing.
+    Let the file store's directory be one that may be written to: create it, and give it a marker.
+
+    For what is made anew by every run, as an export's target is. The directory of an archive is claimed
+    instead (`daemon.file_archive`): there an empty place is a disk that is not mounted.
 
     The directory that it lies in is never created: without it a disk is not mounted, or a path is
     mistyped, and the store's own error says so. Blocks.
+
+    Raises:
+        StorageError: It cannot be created or written to.
     """
     if config.backend == "file" and config.cloud_storage_file_root is not None:
-        with suppress(OSError):
-            config.cloud_storage_file_root.mkdir(exist_ok=True)
+        create_root(config.cloud_storage_file_root)
+        make_marker(config.cloud_storage_file_root)
 
 
 def place_of(config: Config) -> str:
@@ -196,7 +213,14 @@ async def _backend(config: Config) -> ObjectStore:
     match config.store_kind:
         case "file":
             assert config.cloud_storage_file_root is not None, "checked with the configuration"
-            return FileStore(config.cloud_storage_file_root, prefix=config.cloud_storage_prefix)
+            root = config.cloud_storage_file_root
+            root_id = await asyncio.to_thread(KnownRoots(config.state_directory).id_of, root)
+            return FileStore(
+                root,
+                prefix=config.cloud_storage_prefix,
+                root_id=root_id,
+                has_single_writer=config.cloud_storage_single_writer,
+            )
         case "s3":
             from tieringd.storage.s3.store import S3Store  # noqa: PLC0415
 

@@ -35,9 +35,12 @@ _HINT = (
 )
 
 
-async def require_conditional_writes(store: ObjectStore) -> None:
+async def require_conditional_writes(store: ObjectStore, *, second: ObjectStore | None = None) -> None:
     """
     Return when *store* honours conditions. A small object is written, replaced and deleted.
+
+    With *second*, another opening of the same store, the two take turns: each must see at once what
+    the other has written.
 
     Raises:
         ConfigError: The store ignores conditions or does not take them.
@@ -47,7 +50,7 @@ async def require_conditional_writes(store: ObjectStore) -> None:
     """
     key = _PREFIX + secrets.token_hex(8)
     try:
-        await _try_conditions(store, key)
+        await _try_conditions(store, second or store, key)
     except (ConfigError, StorageError, StorageUnavailable):
         # The reason matters more than a small object that stays behind.
         with suppress(StorageError, StorageUnavailable):
@@ -56,13 +59,13 @@ async def require_conditional_writes(store: ObjectStore) -> None:
     await store.delete_many([key])
 
 
-async def _try_conditions(store: ObjectStore, key: str) -> None:
+async def _try_conditions(store: ObjectStore, second: ObjectStore, key: str) -> None:
     first = await _put(store, key, b"1", IfAbsent())
     if first is None:
         raise ConfigError(f"the object store refused to create {key}, saying that it exists", hint=_HINT)
-    if await _put(store, key, b"2", IfAbsent()) is not None:
+    if await _put(second, key, b"2", IfAbsent()) is not None:
         raise ConfigError("the object store replaces objects that were to be created only", hint=_HINT)
-    if await _put(store, key, b"3", IfVersion(first.version)) is None:
+    if await _put(second, key, b"3", IfVersion(first.version)) is None:
         raise ConfigError("the object store does not know the version that it gave an object", hint=_HINT)
     if await _put(store, key, b"4", IfVersion(first.version)) is not None:
         raise ConfigError(

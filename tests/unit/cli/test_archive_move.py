@@ -28,11 +28,13 @@ def archived(own_site):
 
 @pytest.fixture
 def elsewhere(own_site):
-    """Give the configuration of another directory for the same log."""
-    return write_config(
+    """Give the configuration of another directory for the same log, where an archive was begun."""
+    config = write_config(
         own_site.root / "elsewhere.yaml",
         directory_config([own_site.root / "logs"], own_site.root / "elsewhere", own_site.root / "state"),
     )
+    invoked("archive", "init", "-c", config)
+    return config
 
 
 def contents(config) -> tuple[bytes, list]:

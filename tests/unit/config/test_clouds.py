@@ -212,7 +212,6 @@ def test_file_backend_warns_of_what_only_a_network_has():
         "cloud_storage_sse: managed",
         "cloud_storage_storage_class: COLD",
         "cloud_storage_multipart_part_size_bytes: 5MiB",
-        "cloud_storage_single_writer: true",
     ]
     found = parsed(TIERED + "\n".join(lines)).warnings
     assert found == tuple(

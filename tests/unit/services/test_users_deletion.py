@@ -10,6 +10,7 @@ import pytest
 from tests.fakes.archive import archive_in, archiver_of, observed, values_in
 from tests.fakes.store import store_unavailable
 from tests.unit.services.manifests import bases, stored_manifest
+from tieringd.errors import BucketNotFound
 from tieringd.policies.local_hint import StorageMode
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.storage.memory import MemoryStore
@@ -184,6 +185,27 @@ async def test_trim_that_cannot_be_recorded(writer, broker, clock, cut):
     assert stored_manifest(store, writer).trimmed_offset == 12
     store.is_full = True
     assert await claim.record_trim(11, is_stored_end=False), "it is recorded already"
+
+
+class Vanishes(MemoryStore):
+    """A store whose bucket is not there any more, when it is told so."""
+
+    is_gone = False
+
+    async def put(self, key, body, *, crc32c, condition=None):
+        if self.is_gone:
+            raise BucketNotFound("there is no bucket")
+        return await super().put(key, body, crc32c=crc32c, condition=condition)
+
+
+async def test_nothing_is_trimmed_when_the_bucket_has_vanished(writer, broker, clock):
+    """What is called durable may be gone with it: a full disk waits for an operator."""
+    store = Vanishes()
+    archiver = archiver_of(writer, archive_in(store, now_ms=clock), broker, now_ms=clock)
+    await filled(writer, archiver)
+    store.is_gone = True
+    with pytest.raises(BucketNotFound):
+        await archiver._claim.record_trim(12, is_stored_end=True)
 
 
 async def test_compact_only_topic_keeps_its_archive(writer, archiver, store, clock):

@@ -6,11 +6,13 @@ import pytest
 
 from tieringd.config import parse_config
 from tieringd.spark.bucket import Bucket
+from tieringd.storage.file_root import make_marker
 
 
 @pytest.fixture
 def config(tmp_path):
     (tmp_path / "bucket").mkdir()
+    make_marker(tmp_path / "bucket")
     return parse_config(
         f"""\
 state_directory: /nowhere

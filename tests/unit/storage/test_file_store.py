@@ -15,6 +15,7 @@ from crc32c import crc32c
 
 from tieringd.errors import (
     BucketNotFound,
+    ConfigError,
     ObjectNotFound,
     PreconditionFailed,
     StorageDenied,
@@ -23,6 +24,8 @@ from tieringd.errors import (
 )
 from tieringd.storage.base import IfAbsent, IfVersion
 from tieringd.storage.file import FileStore
+from tieringd.storage.file_root import make_marker
+from tieringd.storage.file_tree import ROOT_MARKER
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -33,6 +36,8 @@ from crc32c import crc32c
 from tieringd.errors import PreconditionFailed
 from tieringd.storage.base import IfVersion
 from tieringd.storage.file import FileStore
+from tieringd.storage.file_root import make_marker
+from tieringd.storage.file_tree import ROOT_MARKER
 
 async def main():
     store, done = FileStore(Path(sys.argv[1])), 0
@@ -54,6 +59,7 @@ asyncio.run(main())
 def root(tmp_path):
     root = tmp_path / "archive"
     root.mkdir()
+    make_marker(root)
     return root
 
 
@@ -73,6 +79,7 @@ def small_disk(tmp_path):
     done = subprocess.run(mount, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         pytest.fail(f"this test mounts a small tmpfs, for which it must run as root: {done.stderr}")
+    make_marker(root)
     yield root
     subprocess.run(["umount", str(root)], check=True)
 
@@ -96,12 +103,14 @@ async def put(store: FileStore, key: str, data: bytes, **conditions):
 
 
 def files_of(root: Path) -> list[str]:
-    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.suffix != ".lock")
+    """Return what is below the root, without its marker and the lock files."""
+    paths = (path for path in root.rglob("*") if path.suffix != ".lock" and path.name != ROOT_MARKER)
+    return sorted(str(path.relative_to(root)) for path in paths)
 
 
 @pytest.mark.parametrize(
     "key",
-    ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "a/.", "a\0b", ".tieringd-tmp/x"],
+    ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "a/.", "a\0b", ".tieringd-tmp/x", ROOT_MARKER],
 )
 async def test_key_that_is_no_path_below_the_root_is_refused(store, key):
     """Such a key is a programmer's mistake, whatever the operation, and touches nothing."""
@@ -184,7 +193,7 @@ async def test_root_that_goes_away_is_not_made_again(store, root):
     """A root that is unmounted or removed under the store is reported, with the way to create it."""
     await put(store, "dir/key", b"content")
     root.rename(root.parent / "gone")
-    with pytest.raises(BucketNotFound, match=f"mkdir -p {root}"):
+    with pytest.raises(BucketNotFound, match="Mount its disk"):
         await put(store, "dir/other", b"content")
     with pytest.raises(BucketNotFound):
         await store.get("dir/key")
@@ -260,7 +269,6 @@ async def test_puts_survive_the_pruning_of_their_directory(store):
 async def test_leftovers_of_killed_writers_are_swept(root):
     """A new store removes half-written files that no living writer holds, and only those."""
     work = root / ".tieringd-tmp"
-    work.mkdir()
     (work / "dead.part").write_bytes(b"half")
     with (work / "alive.part").open("wb") as alive:
         fcntl.flock(alive, fcntl.LOCK_EX)
@@ -286,6 +294,38 @@ async def test_cancelled_put_does_not_wait_for_a_lock(store, root):
     await put(store, "key", b"after")
 
 
+async def test_version_is_not_taken_from_a_stale_cache(store, root, monkeypatch):
+    """A network file system answers for a path from its cache; a compare-and-swap asks an opened file."""
+    old = await put(store, "manifest", b"first")
+    stale, real = (root / "manifest").stat(), os.stat
+    await put(store, "manifest", b"by another host", condition=IfVersion(old.version))
+
+    def cached(path, **options):
+        is_cached = not isinstance(path, int) and os.fsdecode(path).endswith("manifest")
+        return stale if is_cached else real(path, **options)
+
+    monkeypatch.setattr(os, "stat", cached)
+    with pytest.raises(PreconditionFailed):
+        await put(store, "manifest", b"by us", condition=IfVersion(old.version))
+    assert (await store.get("manifest"))[0] == b"by another host"
+
+
+@pytest.mark.parametrize("type_name", ["nfs4", "cifs", "fuse.sshfs"])
+async def test_network_file_system_is_written_to_by_a_single_writer_only(root, type_name):
+    """Reading goes on; the refusal names the type, the setting and what it asks for."""
+    (root / "key").write_bytes(b"content")
+    store = FileStore(root, filesystem_of=lambda _: type_name)
+    calls = [lambda: put(store, "key", b"other"), lambda: store.delete_many(["key"])]
+    for call in calls:
+        with pytest.raises(ConfigError, match=rf"{type_name}.*only one daemon.*cloud_storage_single_writer"):
+            await call()
+    assert (await store.get("key"))[0] == b"content"
+    await store.close()
+    alone = FileStore(root, has_single_writer=True, filesystem_of=lambda _: type_name)
+    await put(alone, "key", b"other")
+    await alone.close()
+
+
 async def test_head_tells_what_is_really_on_disk(store, root):
     """The checksum is of the bytes that are there now, so rot shows."""
     await put(store, "key", b"content")
@@ -302,7 +342,7 @@ async def test_page_reads_only_the_directories_it_needs(store, on_audit_event):
 
     def note(event: str, arguments: tuple[object, ...]) -> None:
         if event == "os.scandir":
-            read.append(os.fsdecode(arguments[0]).rstrip("/").rpartition("/")[2])
+            read.append(Path(f"/proc/self/fd/{arguments[0]}").readlink().name)
 
     on_audit_event(note)
     page = await store.list_page("l/", start_after="l/b/1", limit=2)

@@ -11,8 +11,10 @@ from crc32c import crc32c
 from tests.unit.config.texts import SMALLEST, parsed
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
+from tieringd.storage.file_root import make_marker
 from tieringd.storage.memory import MemoryStore
 from tieringd.storage.opening import (
+    StoreCheck,
     azure_settings,
     gcs_settings,
     opened_store,
@@ -153,6 +155,17 @@ async def test_store_that_cannot_be_loaded_is_a_fault_of_the_configuration(tmp_p
     with pytest.raises(ConfigError, match=r"mine cannot be loaded.*no_such_module:open"):
         async with opened_store(config, Metrics()):
             pass
+
+
+async def test_file_store_is_tried_through_two_openings(tmp_path):
+    """What one writes the other sees at once, and nothing is left behind."""
+    make_marker(tmp_path)
+    config = parsed(ON + f"cloud_storage_backend: file\ncloud_storage_file_root: {tmp_path}\n")
+    async with opened_store(config, Metrics()) as store:
+        await StoreCheck(config, store)()
+        assert (await store.list_page("")).objects == ()
+    with pytest.raises(ConfigError, match="replaces objects that were to be created only"):
+        await StoreCheck(config, MemoryStore())()
 
 
 AWS_ELSEWHERE = (

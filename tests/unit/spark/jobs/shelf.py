@@ -13,6 +13,7 @@ from tieringd.config import parse_config
 from tieringd.formats.manifest_codec import decode_manifest
 from tieringd.formats.object_keys import TopicKey, data_key, manifest_key, topic_manifest_key
 from tieringd.storage.file import FileStore
+from tieringd.storage.file_root import make_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,6 +31,7 @@ class Shelf:
         self.directory = directory
         self.root = directory / "bucket"
         self.root.mkdir()
+        make_marker(self.root)
         self.config = parse_config(
             "state_directory: /nowhere\n"
             "cloud_storage_backend: file\n"
@@ -126,6 +128,8 @@ class Shelf:
     def restore(self, contents: dict[str, bytes]) -> None:
         """Put everything back as it was."""
         shutil.rmtree(self.root)
+        self.root.mkdir()
+        make_marker(self.root)
         for key, data in contents.items():
             self.write(key, data)
 

@@ -29,7 +29,7 @@ from tieringd.spark.jobs.export.state import parse_state
 from tieringd.spark.jobs.export.target_store import OWN_PREFIX, TargetStore, target_config
 from tieringd.spark.jobs.export.topic_target import Standing, StoredFile
 from tieringd.spark.jobs.export.work import COLUMNS
-from tieringd.storage.opening import create_file_root
+from tieringd.storage.opening import begin_file_root
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +74,7 @@ class ParquetTarget:
                 f"partition_by: Parquet files are by none, day or hour, not {self.partition_by}"
             )
         config = target_config(self.url, self.config or archive)
-        create_file_root(config)
+        begin_file_root(config)
         opened = partial(open_store, config)
         opened().check(config)
         yield partial(ParquetTopic, opened, url=self.url, partition_by=self.partition_by)

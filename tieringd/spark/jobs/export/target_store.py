@@ -96,7 +96,9 @@ class TargetStore:
         Raises:
             ConfigError: It does not: two runs at once could not be kept apart.
         """
-        self._run(StoreCheck(config, _Beside(self._store))())
+        prefix = f"{config.cloud_storage_prefix}/{OWN_PREFIX}".strip("/")
+        beside = config.model_copy(update={"cloud_storage_prefix": prefix})
+        self._run(StoreCheck(beside, _Beside(self._store))())
 
     def read(self, key: str) -> tuple[bytes, str] | None:
         """Return an object and its version; None where there is none."""

@@ -1,0 +1,286 @@
+"""
+The root of a file store, and the marker that says which archive it holds.
+
+The place of a disk that is not mounted is an ordinary directory, mostly an empty one. A store that
+took it for the archive would report that nothing is archived, and would store new objects where
+the disk hides them later. So the root of an archive carries a marker: a small file with a random id.
+
+Every operation opens the root, reads the marker through that descriptor, and then works relative
+to the descriptor. An unmount between the two cannot lead it elsewhere: the descriptor goes on
+naming the disk. The descriptor is closed after the operation, so a disk at rest can be unmounted.
+
+Writers are kept apart by locks, and by what a freshly opened file tells. Neither holds between hosts
+on a network file system, so nothing is written to one unless there is a single writer.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import BucketNotFound, ConfigError, StorageDenied, StorageUnavailable
+from tieringd.storage.file_systems import filesystem_type, is_network_filesystem
+from tieringd.storage.file_tree import ROOT_MARKER, WORK_DIRECTORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MARKER_VERSION: Final = 1
+_MAX_MARKER_BYTES: Final = 4096
+# Only Linux has O_PATH, which needs no right to list. Jobs also run where there is none.
+_ROOT_FLAGS: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
+_INIT_HINT: Final = "if it is to hold a new archive: tieringd archive init --config FILE"
+
+
+class DamagedMarkerError(BucketNotFound):
+    """There is a marker, and it cannot be read, so nothing says which archive this is."""
+
+
+class FileRoot:
+    """
+    The directory *path* as the root of an archive.
+
+    With *root_id* no other archive is accepted. Without it reading accepts any directory, and writing
+    any that carries a marker; from the first marker that was seen on, only that one. *filesystem_of*
+    says of which type the file system of a descriptor is.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        root_id: str | None = None,
+        has_single_writer: bool = False,
+        filesystem_of: Callable[[int], str] = filesystem_type,
+    ) -> None:
+        self.path = path
+        self._root_id = root_id
+        self._has_single_writer = has_single_writer
+        self._filesystem_of = filesystem_of
+        self._coherent_device: int | None = None
+
+    @contextmanager
+    def opened(self, *, to_write: bool) -> Iterator[int]:
+        """
+        Give a descriptor of the root for one operation; paths are to be relative to it.
+
+        Raises:
+            BucketNotFound: The directory is missing, or it does not hold the archive that it should.
+            ConfigError: It is to be written to, and its file system cannot keep writers apart.
+            OSError: The filesystem does not answer, or denies access.
+        """
+        with opened_root(self.path) as root:
+            self._require_marker(root, to_write=to_write)
+            if to_write and not self._has_single_writer:
+                self._require_coherent(root)
+            yield root
+
+    def _require_coherent(self, root: int) -> None:
+        device = os.fstat(root).st_dev
+        if device == self._coherent_device:
+            return
+        found = self._filesystem_of(root)
+        if is_network_filesystem(found):
+            raise ConfigError(
+                f"{self.path} is on a file system of the type {found}, which does not keep two writers apart",
+                hint="If only one daemon, and no job beside it, will ever write there, set "
+                "cloud_storage_single_writer: true; otherwise use an object store. See docs/file_store.md",
+            )
+        self._coherent_device = device
+
+    def _require_marker(self, root: int, *, to_write: bool) -> None:
+        found = read_marker(root, self.path)
+        if self._root_id is not None and found != self._root_id:
+            raise wrong_root(self.path, expected=self._root_id, found=found)
+        if found is None and to_write:
+            raise BucketNotFound(
+                f"{self.path} carries no marker of an archive, so nothing is written there",
+                hint=f"Mount its disk; {_INIT_HINT}",
+            )
+        self._root_id = found
+
+
+def wrong_root(path: Path, *, expected: str, found: str | None) -> BucketNotFound:
+    """Return the error for a root without the marker that it should have; *found* is the one it has."""
+    what = "no marker of an archive" if found is None else f"the marker {found} of another archive"
+    return BucketNotFound(
+        f"{path} carries {what}; the archive that belongs there has the marker {expected}",
+        hint="Mount its disk; to accept what is there now: tieringd archive init --config FILE, then restart",
+    )
+
+
+@contextmanager
+def opened_root(path: Path) -> Iterator[int]:
+    """
+    Give a descriptor of the directory *path*.
+
+    Raises:
+        BucketNotFound: There is no such directory.
+        OSError: The filesystem does not answer, or denies access.
+    """
+    try:
+        root = os.open(path, _ROOT_FLAGS)
+    except (FileNotFoundError, NotADirectoryError):
+        raise BucketNotFound(f"{path} is not a directory", hint=f"Mount its disk; {_INIT_HINT}") from None
+    try:
+        yield root
+    finally:
+        os.close(root)
+
+
+def read_marker(root: int, path: Path) -> str | None:
+    """
+    Return the id in the marker of the root that *root* is open on; None without a marker.
+
+    Raises:
+        DamagedMarkerError: The marker cannot be read. *path* is the root, for the message.
+        OSError: The filesystem does not answer, or denies access.
+    """
+    try:
+        fd = os.open(ROOT_MARKER, os.O_RDONLY | os.O_CLOEXEC, dir_fd=root)
+    except FileNotFoundError:
+        return None
+    try:
+        data = os.pread(fd, _MAX_MARKER_BYTES, 0)
+    finally:
+        os.close(fd)
+    try:
+        document = json.loads(data)
+        version, root_id = document["version"], document["id"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _damaged(path, "is no marker of an archive") from None
+    if version != MARKER_VERSION:
+        raise _damaged(path, f"has version {version!r}, and this release knows {MARKER_VERSION}")
+    if not isinstance(root_id, str) or not root_id:
+        raise _damaged(path, "has no id")
+    return root_id
+
+
+def write_marker(root: int, root_id: str, *, replaces: bool = False) -> bool:
+    """
+    Put a marker into the root that *root* is open on, durably; say whether it is ours.
+
+    A marker that is there stays, unless it *replaces* it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    data = json.dumps({"version": MARKER_VERSION, "id": root_id}).encode() + b"\n"
+    temporary = f"{WORK_DIRECTORY}/{root_id}.marker"
+    make_work_directory(root)
+    fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o666, dir_fd=root)
+    try:
+        try:
+            os.write(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        if replaces:
+            os.replace(temporary, ROOT_MARKER, src_dir_fd=root, dst_dir_fd=root)
+        else:
+            try:
+                os.link(temporary, ROOT_MARKER, src_dir_fd=root, dst_dir_fd=root)
+            except FileExistsError:
+                return False
+        sync_directory(root, "")
+    finally:
+        _unlink_if_there(temporary, root)
+    return True
+
+
+def create_root(path: Path) -> None:
+    """
+    Create the directory *path* where only its last part is missing; what is missing else shows later.
+
+    The directory that it lies in is never created: without it a disk is not mounted, or a path is mistyped.
+    """
+    with suppress(OSError):
+        path.mkdir(exist_ok=True)
+
+
+def marker_of(path: Path) -> str | None:
+    """
+    Return the id in the marker of the directory *path*; None without a marker.
+
+    Raises:
+        BucketNotFound: There is no such directory, or its marker is damaged.
+        StorageDenied: It may not be read.
+        StorageUnavailable: The filesystem does not answer.
+    """
+    with _translated(path), opened_root(path) as root:
+        return read_marker(root, path)
+
+
+def make_marker(path: Path, *, replaces: bool = False) -> str:
+    """
+    Make the directory *path* the root of an archive, and return its id.
+
+    A marker that it has stays, unless a new one *replaces* it.
+
+    Raises:
+        BucketNotFound: There is no such directory, or its marker is damaged.
+        StorageDenied: The marker may not be read or written.
+        StorageUnavailable: The filesystem does not answer, or has no room.
+    """
+    with _translated(path), opened_root(path) as root:
+        found = None if replaces else read_marker(root, path)
+        if found is not None:
+            return found
+        root_id = secrets.token_hex(16)
+        if not write_marker(root, root_id, replaces=replaces):
+            # Another process made one at the same time.
+            found = read_marker(root, path)
+        return found or root_id
+
+
+def make_work_directory(root: int) -> None:
+    """Make the directory for files that are being written, where it is missing."""
+    try:
+        os.mkdir(WORK_DIRECTORY, dir_fd=root)
+    except FileExistsError:
+        return
+
+
+def sync_directory(root: int, name: str) -> None:
+    """Flush the directory *name* below the root; the root itself where it is empty."""
+    fd = os.open(name or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _unlink_if_there(name: str, root: int) -> None:
+    try:
+        os.unlink(name, dir_fd=root)
+    except FileNotFoundError:
+        return
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    """Raise what the filesystem answers as errors of our tree."""
+    try:
+        yield
+    except PermissionError as error:
+        raise StorageDenied(
+            f"the marker in {path} may not be read or written: {error.strerror}",
+            hint="Let the user that runs tieringd write there",
+        ) from error
+    except OSError as error:
+        text = f"the marker in {path} cannot be read or written: {error.strerror}"
+        if error.errno == errno.EROFS:
+            raise StorageDenied(text, hint="Mount its disk for writing") from error
+        raise StorageUnavailable(text) from error
+
+
+def _damaged(path: Path, what: str) -> DamagedMarkerError:
+    return DamagedMarkerError(
+        f"{path / ROOT_MARKER} {what}",
+        hint="Put the right one back, or make a new one: tieringd archive init --config FILE",
+    )

@@ -1,0 +1,134 @@
+"""
+Which archive belongs to each file store root: a note in the state directory of a daemon.
+
+`file_roots.json` maps a root's path to the id in its marker (`storage.file_root`). A daemon that has
+an empty state directory starts for the first time: it leaves a note without any root before it does
+anything else, so that a first start that was interrupted is still one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KNOWN_ROOTS_VERSION: Final = 1
+_FILE: Final = "file_roots.json"
+_LOST_AND_FOUND: Final = "lost+found"
+"""A new ext4 has it, and is empty all the same."""
+
+
+class KnownRoots:
+    """The note in *state_directory*. Calls block."""
+
+    def __init__(self, state_directory: Path) -> None:
+        self._directory = state_directory
+        self._path = state_directory / _FILE
+
+    def note_first_start(self) -> None:
+        """
+        Leave an empty note where the state directory is empty; it is created where it is missing.
+
+        Raises:
+            ConfigError: The state directory cannot be used.
+        """
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with os.scandir(self._directory) as entries:
+                is_empty = all(entry.name == _LOST_AND_FOUND for entry in entries)
+            if is_empty:
+                with suppress(FileExistsError):
+                    self._write({}, replaces=False)
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def is_first_start(self) -> bool:
+        """
+        Say whether no daemon with this state directory has ever used a file store.
+
+        Raises:
+            ConfigError: The note cannot be read.
+        """
+        return self._read() == {}
+
+    def id_of(self, root: Path) -> str | None:
+        """
+        Return the id of the archive that belongs at *root*; None where nothing is noted.
+
+        A note that this user may not read counts as none: commands and jobs run as other users.
+
+        Raises:
+            ConfigError: The note cannot be read.
+        """
+        return (self._read() or {}).get(str(root))
+
+    def remember(self, root: Path, root_id: str) -> None:
+        """
+        Note that the archive at *root* is *root_id*, durably.
+
+        Raises:
+            ConfigError: The note cannot be read or written.
+        """
+        known = self._read() or {}
+        try:
+            self._write(known | {str(root): root_id})
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def _read(self) -> dict[str, str] | None:
+        """Return the note; None where there is none that this user may read."""
+        try:
+            data = self._path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            return None
+        except OSError as error:
+            raise self._unreadable(error.strerror or str(error)) from error
+        try:
+            document = json.loads(data)
+            version, roots = document["version"], dict(document["roots"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise self._unreadable("it is damaged") from error
+        if version != KNOWN_ROOTS_VERSION:
+            raise self._unreadable(
+                f"it has version {version!r}, and this release knows {KNOWN_ROOTS_VERSION}"
+            )
+        return {str(path): str(root_id) for path, root_id in roots.items()}
+
+    def _write(self, roots: dict[str, str], *, replaces: bool = True) -> None:
+        document = {"version": KNOWN_ROOTS_VERSION, "roots": roots}
+        temporary = self._path.with_suffix(f".{secrets.token_hex(8)}.part")
+        try:
+            with temporary.open("x") as file:
+                json.dump(document, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if replaces:
+                temporary.replace(self._path)
+            else:
+                self._path.hardlink_to(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _unreadable(self, reason: str) -> ConfigError:
+        return ConfigError(
+            f"{self._path} says which archive is at cloud_storage_file_root, and cannot be read: {reason}",
+            hint="Mount the right disk, remove the file, and call: tieringd archive init --config FILE",
+        )
+
+    def _unusable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            f"state_directory {self._directory} cannot be used: {error.strerror}",
+            hint="Let the daemon's user create and write it",
+        )
