@@ -55,6 +55,9 @@ class _Known:
         return self.archive_offset is not None or broker_offset <= self.broker_offset
 
 
+_NEVER_SHORTENED: Final = _Known(0, 0, math.inf)
+
+
 class LogStarts:
     """The starts of the logs of one broker. Of one loop; closed once."""
 
@@ -79,27 +82,20 @@ class LogStarts:
 
     def told(self, topic: str | UUID, number: int, broker_offset: int) -> int:
         """Return what a client is told, when the broker's log begins at *broker_offset*; -1 is unknown."""
-        if broker_offset <= 0 or not self._partitions.may_have(topic, number):
+        if broker_offset <= 0:
             return broker_offset
-        self._forget_unreadable()
         partition = self._partitions.identified(topic, number)
-        if partition is None:
-            self._look(topic, number, broker_offset)
-            return UNKNOWN
-        deleted_before = self._partitions.deleted_before(partition)
-        manifest = self._partitions.last_manifest(partition)
-        if manifest is not None and manifest.start_offset == 0 and manifest.segment_count:
-            # Most archives were never shortened: nothing has to be looked up.
-            return min(deleted_before, broker_offset)
-        known = self._known.get(partition)
+        if partition is None and not self._partitions.may_have(topic, number):
+            return broker_offset
+        known = None if partition is None else self._known_of(partition)
         is_told = known is not None and known.tells(broker_offset)
         if known is None or not is_told or self._now() - known.looked_at > FRESH_SECONDS:
             self._look(topic, number, broker_offset)
-        if known is None or not is_told:
+        if known is None or partition is None or not is_told:
             return UNKNOWN
         if known.archive_offset is None:
             return broker_offset
-        return min(max(known.archive_offset, deleted_before), broker_offset)
+        return min(max(known.archive_offset, self._partitions.deleted_before(partition)), broker_offset)
 
     async def first_offset(self, found: ReadablePartition) -> int | None:
         """
@@ -134,7 +130,15 @@ class LogStarts:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _known_of(self, partition: TopicIdPartition) -> _Known | None:
+        manifest = self._partitions.last_manifest(partition)
+        if manifest is not None and manifest.start_offset == 0 and manifest.segment_count:
+            # Most archives were never shortened: nothing has to be looked up.
+            return _NEVER_SHORTENED
+        return self._known.get(partition)
+
     def _forget_unreadable(self) -> None:
+        """Forget the partitions that have gone; called before something is remembered."""
         readable = self._partitions.readable
         if readable is not self._readable:
             self._readable = readable
@@ -167,8 +171,10 @@ class LogStarts:
             log.debug(
                 "the start of a log cannot be looked up now", partition=f"{key[0]}-{key[1]}", error=str(error)
             )
+            self._forget_unreadable()
             self._not_before[key] = self._now() + RETRY_SECONDS
             return
+        self._forget_unreadable()
         partition = self._partitions.identified(*key)
         if partition is not None:
             self._known[partition] = _Known(archive_offset, broker_offset, looked_at)
