@@ -198,6 +198,92 @@ async def test_groups_begin_where_the_whole_log_does(behind, config_of, topic):
         assert await asyncio.to_thread(first_of, topic, commit=None) == 0
 
 
+def offsets_until_end(consumer) -> list[int]:
+    """Consume up to the last record, and return the offsets in the order in which they came."""
+    read: list[int] = []
+    for _ in range(600):
+        read += [one.offset() for one in consumer.consume(1000, 0.1) if one.error() is None]
+        if read and read[-1] == len(_VALUES) - 1:
+            break
+    return read
+
+
+async def test_librdkafka_finds_the_beginning_after_records_of_the_broker(behind, config_of, topic, tmp_path):
+    """It keeps the log start of the last answer, for seeks and for groups that have committed nothing."""
+    await behind.cluster.create_topic(topic, configs=SEGMENTS)
+    await behind.cluster.produce(topic, _VALUES, max_batch_size=200_000)
+    last, whole = len(_VALUES) - 1, list(range(len(_VALUES)))
+    settings = {
+        "bootstrap.servers": behind.bootstrap,
+        "group.id": topic,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
+
+    def seek_back():
+        consumer = confluent_kafka.Consumer(settings)
+        partition = confluent_kafka.TopicPartition(topic, 0, last)
+        try:
+            consumer.assign([partition])
+            assert offsets_until_end(consumer) == [last], "a record that the broker has"
+            partition.offset = confluent_kafka.OFFSET_BEGINNING
+            consumer.seek(partition)
+            return offsets_until_end(consumer)
+        finally:
+            consumer.close()
+
+    def assigned_again():
+        consumer = confluent_kafka.Consumer(settings)
+        try:
+            read = []
+            for _ in range(2):
+                consumer.subscribe([topic])
+                read.append(offsets_until_end(consumer))
+                consumer.unsubscribe()
+            return read
+        finally:
+            consumer.close()
+
+    def deleted_before(offset):
+        asked = confluent_kafka.TopicPartition(topic, 0, offset)
+        admin = AdminClient({"bootstrap.servers": behind.bootstrap})
+        (future,) = admin.delete_records([asked]).values()
+        return future.result(20).low_watermark
+
+    with trimmed(config_of(topic)):
+        assert await asyncio.to_thread(seek_back) == whole
+        assert await asyncio.to_thread(assigned_again) == [whole, whole]
+    # The first answers after a start tell no start of the broker's either.
+    with running_daemon(config_of(topic), tmp_path / "again.log"):
+        assert await asyncio.to_thread(seek_back) == whole
+        assert await asyncio.to_thread(deleted_before, 5) == 5
+        assert await asyncio.to_thread(seek_back) == whole[5:]
+
+
+async def test_new_topic_is_told_of_before_a_round_has_seen_it(behind, config_of, topic):
+    """The broker's answers pass at once: where it begins and ends, and what it has of a time."""
+    first = f"{topic}.first"
+    await behind.cluster.create_topic(first)
+    with running_daemon(config_of(first, cloud_storage_reconciliation_interval_ms=60_000)) as daemon:
+        daemon.until_rounds(1)
+        consumer = confluent_kafka.Consumer({"bootstrap.servers": behind.bootstrap, "group.id": topic})
+
+        def asked(name):
+            partition = confluent_kafka.TopicPartition(name, 0, 1_700_000_000_000)
+            (at,) = consumer.offsets_for_times([partition], timeout=20)
+            return consumer.get_watermark_offsets(partition, timeout=20), at.error, at.offset
+
+        try:
+            for number in range(5):
+                name = f"{topic}.{number}"
+                await behind.cluster.create_topic(name)
+                nothing = (0, 0), None, confluent_kafka.OFFSET_END
+                assert await asyncio.to_thread(asked, name) == nothing
+        finally:
+            consumer.close()
+        assert daemon.events("the archive cannot answer now; the client is told to try again") == []
+
+
 async def test_log_dirs_show_what_the_archive_holds(behind, config_of, topic, objects):
     """The admin client sees the bucket as one more directory."""
     await behind.cluster.create_topic(topic, configs=SEGMENTS)

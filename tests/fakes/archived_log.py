@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from tieringd.errors import TieringError
     from tieringd.formats.kafka_wire.fetch_request import AskedPartition
     from tieringd.formats.record_batch import BatchHeader
     from tieringd.model.segment import AbortedTransaction
@@ -136,6 +137,18 @@ class ArchivedLogs:
     def may_have(self, topic: str | UUID, partition: int) -> bool:
         """Say whether the partition was copied."""
         return (topic, partition) in self._logs
+
+    def log_start(self, topic: str | UUID, partition: int, broker_offset: int) -> int:
+        """Tell where the copy begins."""
+        log = self._logs.get((topic, partition))
+        return broker_offset if log is None else min(log.batches[0][1].base_offset, broker_offset)
+
+    async def delete_records(
+        self, before: Mapping[tuple[str | UUID, int], int]
+    ) -> Mapping[tuple[str | UUID, int], int | TieringError]:
+        """Hide nothing, and tell where the copies begin."""
+        self._fail()
+        return {key: self._logs[key].batches[0][1].base_offset for key in before}
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
         """Serve batches until the limits are reached."""

@@ -167,3 +167,34 @@ def _fetched(module: ModuleType, index: int, said: dict[str, Any]) -> Any:
         fields["current_leader"] = module.LeaderIdAndEpoch(leader_id=3, leader_epoch=fields["leader_epoch"])
     schema = module.PartitionData
     return schema(partition_index=index, **fields_of(schema, **fields))
+
+
+def produce_response(version: int, topics: dict[Any, dict[int, dict[str, Any]]]) -> Any:
+    """Return a Produce response: topics, their partitions, and the fields of each."""
+    module = response_module(0, version)
+    return module.ProduceResponse(
+        throttle_time=milliseconds(0),
+        responses=tuple(
+            module.TopicProduceResponse(
+                **topic_fields(module.TopicProduceResponse, topic),
+                partition_responses=tuple(
+                    _produced(module, index, said) for index, said in partitions.items()
+                ),
+            )
+            for topic, partitions in topics.items()
+        ),
+    )
+
+
+def _produced(module: ModuleType, index: int, said: dict[str, Any]) -> Any:
+    fields: dict[str, Any] = {"base_offset": 9, "record_errors": (), "error_message": None} | said
+    fields["error_code"] = ErrorCode(fields.get("error_code", 0))
+    if fields["record_errors"] and hasattr(module, "BatchIndexAndErrorMessage"):
+        fields["record_errors"] = tuple(
+            module.BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=message)
+            for at, message in fields["record_errors"]
+        )
+    if "leader_epoch" in fields and hasattr(module, "LeaderIdAndEpoch"):
+        fields["current_leader"] = module.LeaderIdAndEpoch(leader_id=3, leader_epoch=fields["leader_epoch"])
+    schema = module.PartitionProduceResponse
+    return schema(index=index, **fields_of(schema, **fields))

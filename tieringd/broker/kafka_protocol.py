@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from kio.static.protocol import RequestPayload
 
+CLIENT_ID: Final = "tieringd"
+"""What every daemon calls itself."""
 _SECURITY_PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _CLOSE_TIMEOUT_SECONDS: Final = 2.0
@@ -63,7 +65,7 @@ class KafkaSettings:
     ssl_key_file: str | None = None
     request_timeout_seconds: float = 10.0
     """For one connection attempt, and for one request."""
-    client_id: str = "tieringd"
+    client_id: str = CLIENT_ID
     has_topic_ids_on_disk: bool = True
     """Whether a partition's directory tells the topic id that the cluster gives it: Redpanda's do not."""
 

@@ -106,6 +106,7 @@ async def gateway_of(
         history=archive.history,
         bucket=bucket_name(config) if config.kafka_enable_describe_log_dirs_remote_storage else None,
         may_produce=may_produce,
+        now=time.monotonic,
     )
     server = GatewayServer(gateway_settings(config), answers)
     metrics.watch_gateway(server)
@@ -113,6 +114,7 @@ async def gateway_of(
         yield Gateway(cache, server)
     finally:
         await server.close()
+        await answers.close()
         await cache.hydrator.close()
 
 

@@ -288,6 +288,21 @@ class PartitionManifest:
             expired_at_ms=now_ms,
         )
 
+    def seen_from(self, offset: int) -> PartitionManifest:
+        """Return what readers may see when all before *offset* is hidden from them; never to be stored."""
+        if offset <= self.start_offset:
+            return self
+        offset = min(offset, self.next_offset)
+        covering = self.segments.covering(offset)
+        first = self.segments.row_at_or_after(covering.base_offset if covering else offset)
+        return replace(
+            self,
+            start_offset=offset,
+            segments=self.segments.without_head(first),
+            gaps=tuple(gap for gap in self.gaps if gap.next_offset > offset),
+            spillover=self.spillover if offset < self.live_offset else None,
+        )
+
     def with_hint(self, offset: int | None, *, trims_to: int = 0) -> PartitionManifest:
         """
         Return a manifest with another local retention hint, and a record of the trim that follows from it.

@@ -440,6 +440,17 @@ def test_archive_that_begins_inside_its_first_segment_goes_on():
             inside.starting_inside(TWO.segments[segment], offset, now_ms=9)
 
 
+@pytest.mark.parametrize(
+    ("offset", "bases", "start"),
+    [(0, [10, 20], 10), (10, [10, 20], 10), (15, [10, 20], 15), (20, [20], 20), (25, [20], 25), (99, [], 30)],
+)
+def test_readers_see_an_archive_from_an_offset_on(offset, bases, start):
+    """The segment in which it lies stays, as do the ones after it."""
+    seen = TWO.seen_from(offset)
+    assert ([one.base_offset for one in seen.segments], seen.start_offset) == (bases, start)
+    assert seen.next_offset == 30
+
+
 def test_compacted_segments_take_the_place_of_their_originals():
     """What was there is retired, in order, what is beside it stays, and more or fewer may follow."""
     parts = [remote(0, 4), remote(5, 9), remote(10, 19), remote(20, 29)]

@@ -97,6 +97,18 @@ def test_pieces_fill_the_archive_between_them():
     assert live_piece(stored(segments(2))) == stored(segments(2))
 
 
+def test_readers_see_what_is_spilled_from_an_offset_on():
+    """What is hidden is in no piece; once all that is spilled is hidden there is nothing spilled."""
+    manifest, parts = spilling(stored(segments(6)), 2, 2)
+    seen = manifest.seen_from(25)
+    piece = piece_of(seen, parts[1])
+    assert ([one.base_offset for one in piece.segments], piece.start_offset) == ([20, 30], 25)
+    assert [one.base_offset for one in live_piece(seen).segments] == [40, 50]
+    live = manifest.seen_from(45)
+    assert live.spillover is None
+    assert ([one.base_offset for one in live_piece(live).segments], live.start_offset) == ([40, 50], 45)
+
+
 @pytest.mark.parametrize("rows", [0, 3, -1])
 def test_no_more_spills_than_there_is(rows):
     """A part has at least one segment, and the newest stays live."""

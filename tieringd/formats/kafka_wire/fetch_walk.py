@@ -1,8 +1,8 @@
 """
 A walk over a Fetch response while it passes: partition headers are read, records are skipped.
 
-It decides nothing about what it sees. An error code that is not wanted can still be overwritten
-in the bytes that `feed` took just now: a partition's fixed fields are taken together.
+It decides nothing about what it sees. An error code or a log start that is not wanted can still be
+overwritten in the bytes that `feed` took just now: a partition's fixed fields are taken together.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 OFFSET_OUT_OF_RANGE: Final = 1
 ERROR_AT: Final = 4
 """Where in a partition's header its error code stands."""
+LOG_START_AT: Final = 22
+"""Where in a partition's header its log start stands, in versions that have it."""
 FIRST_LOG_START: Final = 5
 _CORRELATION_ID_BYTES: Final = 4
 _THROTTLE_BYTES: Final = 4
@@ -56,6 +58,11 @@ class FetchedPartition:
     def error_at(self) -> int:
         """Return the position of the error code."""
         return self.begin + ERROR_AT
+
+    @property
+    def log_start_at(self) -> int:
+        """Return the position of the log start; version 4 has none."""
+        return self.begin + LOG_START_AT
 
 
 class FetchResponseWalk(Walk):

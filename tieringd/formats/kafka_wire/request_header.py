@@ -28,6 +28,7 @@ class Api(IntEnum):
     LIST_OFFSETS = 2
     SASL_HANDSHAKE = 17
     API_VERSIONS = 18
+    DELETE_RECORDS = 21
     OFFSET_FOR_LEADER_EPOCH = 23
     DESCRIBE_LOG_DIRS = 35
 
@@ -37,6 +38,7 @@ KNOWN_VERSIONS: Final[dict[int, range]] = {
     Api.FETCH: range(4, 19),
     Api.LIST_OFFSETS: range(1, 12),
     Api.API_VERSIONS: range(5),
+    Api.DELETE_RECORDS: range(3),
     Api.OFFSET_FOR_LEADER_EPOCH: range(2, 5),
     Api.DESCRIBE_LOG_DIRS: range(1, 6),
 }
@@ -50,6 +52,7 @@ FIRST_FLEXIBLE: Final[dict[int, int]] = {
     Api.FETCH: 12,
     Api.LIST_OFFSETS: 6,
     Api.API_VERSIONS: 3,
+    Api.DELETE_RECORDS: 2,
     Api.OFFSET_FOR_LEADER_EPOCH: 4,
     Api.DESCRIBE_LOG_DIRS: 2,
 }
@@ -90,6 +93,16 @@ class RequestHead:
     def is_flexible(self) -> bool:
         """Say whether it has compact lengths and tagged fields; it must be known."""
         return is_flexible(self.api_key, self.version)
+
+
+def client_id_of(view: memoryview) -> bytes | None:
+    """
+    Return what the client of a request, whole and with its size, calls itself.
+
+    Raises:
+        IncompleteMessage: The header does not end in *view*.
+    """
+    return Cursor(view, HEAD.size).string(compact=False)
 
 
 def request_body(view: memoryview, head: RequestHead) -> int:

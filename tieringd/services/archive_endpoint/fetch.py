@@ -203,11 +203,11 @@ class FetchAnswers:
             read.held is None and not has_records and read.offset != bounds.next_offset
         )
         if read.is_outside:
-            return _failed(reading, ErrorCode.offset_out_of_range, bounds)
+            return _failed(reading, ErrorCode.offset_out_of_range, bounds, read.start_offset)
         if bounds is None or is_late or read.error is not None:
             return _not_now(reading, read, read.error)
         if read.held is None or (reading.left_bytes <= 0 and reading.size_bytes):
-            return _found(bounds, None, read_committed=read_committed)
+            return _found(bounds, None, read.start_offset, read_committed=read_committed)
         batches: ArchivedBatches | None
         try:
             batches = read.take(
@@ -223,7 +223,7 @@ class FetchAnswers:
         else:
             batches.close()
             batches = None
-        return _found(bounds, batches, read_committed=read_committed)
+        return _found(bounds, batches, read.start_offset, read_committed=read_committed)
 
     def _has_room(self, reading: _Reading, batches: ArchivedBatches) -> bool:
         """Say whether records that are in memory may stay there; those in files take none."""
@@ -247,17 +247,24 @@ def _not_now(reading: _Reading, read: PartitionRead, error: TieringError | None)
     return _failed(reading, TRY_AGAIN)
 
 
-def _failed(reading: _Reading, error: ErrorCode, manifest: PartitionManifest | None = None) -> Replacement:
+def _failed(
+    reading: _Reading,
+    error: ErrorCode,
+    manifest: PartitionManifest | None = None,
+    log_start_offset: int = -1,
+) -> Replacement:
     reading.has_error = True
     if manifest is None:
         return Replacement(-1, -1, -1, error_code=error.value)
-    return Replacement(
-        manifest.next_offset, manifest.next_offset, manifest.start_offset, error_code=error.value
-    )
+    return Replacement(manifest.next_offset, manifest.next_offset, log_start_offset, error_code=error.value)
 
 
 def _found(
-    manifest: PartitionManifest, batches: ArchivedBatches | None, *, read_committed: bool
+    manifest: PartitionManifest,
+    batches: ArchivedBatches | None,
+    log_start_offset: int,
+    *,
+    read_committed: bool,
 ) -> Replacement:
     aborted = None
     if read_committed:
@@ -265,7 +272,7 @@ def _found(
     return Replacement(
         high_watermark=manifest.next_offset,
         last_stable_offset=manifest.next_offset,
-        log_start_offset=manifest.start_offset,
+        log_start_offset=log_start_offset,
         records=_pieces(batches),
         aborted=aborted,
     )

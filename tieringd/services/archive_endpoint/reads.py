@@ -8,8 +8,8 @@ archives (`services.history`): what comes from there is under the first leader e
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.policies.history_part import part_holding
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from tieringd.services.partition_reader import PartitionReader
 
 
+_HISTORY_SECONDS: Final = 0.2
+"""How long a read waits to learn where the history before its archive begins."""
+
+
 @dataclass(eq=False, slots=True)
 class PartitionRead(HeldRead):
     """How the read of one partition stands."""
@@ -32,7 +36,9 @@ class PartitionRead(HeldRead):
     partition: TopicIdPartition
     offset: int
     bounds: PartitionManifest | None = None
-    """The manifest, which begins where the history does; None while it is not known."""
+    """The manifest; None while it is not known."""
+    start_offset: int = -1
+    """Where the log begins, its history included; -1 while it is not known, which clients take for that."""
     is_outside: bool = False
     """The archive does not have the offset, nor ends there."""
     error: TieringError | None = None
@@ -104,20 +110,32 @@ class PartitionReads:
     ) -> PartitionManifest | None:
         """Note the bounds, and return the archive that has the offset; None where nothing is to be read."""
         read.bounds, read.is_history, read.is_outside = manifest, False, False
-        if manifest.start_offset <= read.offset < manifest.next_offset:
-            return manifest
-        if read.offset < manifest.start_offset:
+        if read.offset >= manifest.start_offset:
+            read.start_offset = await self._start_of(manifest)
+            if read.offset < manifest.next_offset:
+                return manifest
+        else:
             parts = await self._history.parts(
                 manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
             )
             read.is_history = True
-            if parts:
-                read.bounds = replace(manifest, start_offset=parts[0].start_offset)
+            read.start_offset = parts[0].start_offset if parts else manifest.start_offset
             part = part_holding(parts, read.offset)
             if part is not None:
                 return part
         read.is_outside = read.offset != manifest.next_offset
         return None
+
+    async def _start_of(self, manifest: PartitionManifest) -> int:
+        """Return where a log begins; -1 where its history, which the read does without, cannot say soon."""
+        if manifest.start_offset == 0:
+            return 0
+        try:
+            async with asyncio.timeout(_HISTORY_SECONDS):
+                parts = await self._history.parts(manifest.partition, start_offset=manifest.start_offset)
+        except (TieringError, TimeoutError):
+            return -1
+        return parts[0].start_offset if parts else manifest.start_offset
 
 
 async def _ended(tasks: Sequence[asyncio.Task[None]] | set[asyncio.Task[None]]) -> None:

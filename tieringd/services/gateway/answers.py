@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 from kio.schema.errors import ErrorCode
 
+from tieringd.broker.kafka_protocol import CLIENT_ID
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed, rebuilt
 from tieringd.formats.kafka_wire.fetch_request import asked_of
@@ -24,7 +25,7 @@ from tieringd.formats.kafka_wire.messages import (
     encode_response,
     response_module,
 )
-from tieringd.formats.kafka_wire.request_header import Api
+from tieringd.formats.kafka_wire.request_header import Api, client_id_of
 from tieringd.services.gateway.answer import Answer
 from tieringd.services.gateway.archive_answers import (
     EARLIEST,
@@ -38,7 +39,7 @@ from tieringd.services.gateway.archive_answers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Awaitable, Collection, Iterator, Mapping
     from uuid import UUID
 
     from tieringd.formats.kafka_wire.fetch_request import AskedFetch
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
     from tieringd.services.gateway.responses import Question
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _ONLY_ARCHIVED: Final = frozenset({LATEST_TIERED, EARLIEST_PENDING_UPLOAD})
 _SPECIAL: Final = _ONLY_ARCHIVED | {EARLIEST, MAX_TIMESTAMP}
@@ -84,6 +87,8 @@ async def answer(
             return await _fetch(question, archive, timeout_seconds, bytes_max)
         case Api.LIST_OFFSETS:
             return await _list_offsets(question, archive, timeout_seconds)
+        case Api.DELETE_RECORDS:
+            return await _delete_records(question, archive, timeout_seconds)
         case Api.OFFSET_FOR_LEADER_EPOCH:
             return await _offset_for_leader_epoch(question, archive, timeout_seconds)
         case _:
@@ -177,29 +182,51 @@ async def _list_offsets(question: Question, archive: ArchiveAnswers, timeout_sec
         for key, said in _listed(response)
         if said.error_code == ErrorCode.none
         and _concerns_the_archive(timestamps.get(key, LATEST))
+        and not _is_certain(timestamps[key], said)
         and archive.may_have(*key)
     }
     if not asked:
         return _own(question)
+    read_committed = getattr(request, "isolation_level", 0) == _READ_COMMITTED
+    found = await _in_time(
+        question, asked, archive.list_offsets(asked, read_committed=read_committed), timeout_seconds
+    )
     changes: dict[PartitionKey, dict[str, Any]] = {}
+    for key, said in _listed(response):
+        archived = found.get(key) if key in asked else None
+        if isinstance(archived, Exception):
+            changes[key] = {"error_code": TRY_AGAIN}
+        elif archived is not None and _is_better(asked[key], archived, said):
+            changes[key] = {
+                "offset": archived.offset,
+                "timestamp": archived.timestamp_ms,
+                "leader_epoch": archived.leader_epoch,
+            }
+    return _changed(question, response, "name", "partition_index", changes)
+
+
+async def _in_time(
+    question: Question,
+    asked: Collection[PartitionKey],
+    answers: Awaitable[Mapping[PartitionKey, T | TieringError]],
+    timeout_seconds: float,
+) -> Mapping[PartitionKey, T | Exception]:
+    """Return what the archive says of each partition; an error where it cannot say now, or is late."""
+    found: Mapping[PartitionKey, T | Exception]
     try:
         async with asyncio.timeout(timeout_seconds):
-            found = await archive.list_offsets(
-                asked, read_committed=getattr(request, "isolation_level", 0) == _READ_COMMITTED
-            )
+            found = await answers
     except (TieringError, TimeoutError) as error:
-        _warn(question, error)
-        changes = {key: {"error_code": TRY_AGAIN} for key in asked}
-    else:
-        for key, said in _listed(response):
-            archived = found.get(key) if key in asked else None
-            if archived is not None and _is_better(asked[key], archived, said):
-                changes[key] = {
-                    "offset": archived.offset,
-                    "timestamp": archived.timestamp_ms,
-                    "leader_epoch": archived.leader_epoch,
-                }
-    return _changed(question, response, "name", "partition_index", changes)
+        found = dict.fromkeys(asked, error)
+    errors = [each for each in found.values() if isinstance(each, Exception)]
+    if errors:
+        _warn(question, errors[0], partitions=len(errors))
+    return found
+
+
+def _is_certain(timestamp: int, said: Any) -> bool:
+    """Say whether the broker's answer is right whatever is archived: nothing lies before offset 0."""
+    return int(said.offset) == 0 and (timestamp >= 0 or timestamp == EARLIEST)
 
 
 def _concerns_the_archive(timestamp: int) -> bool:
@@ -241,26 +268,61 @@ async def _offset_for_leader_epoch(
         for partition in topic.partitions
         if partition.error_code == ErrorCode.none
     }
-    asked = {key: epochs[key] for key in answered if key in epochs and archive.may_have(*key)}
+    asked = {
+        key: epochs[key]
+        for key, said in answered.items()
+        # No epoch ends before offset 0.
+        if key in epochs and said.end_offset != 0 and archive.may_have(*key)
+    }
     # A replica compares its own log with the leader's; the archive is no part of either.
     if not asked or getattr(request, "replica_id", _UNKNOWN) >= 0:
         return _own(question)
+    found = await _in_time(question, asked, archive.offset_for_leader_epoch(asked), timeout_seconds)
     changes: dict[PartitionKey, dict[str, Any]] = {}
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            found = await archive.offset_for_leader_epoch(asked)
-    except (TieringError, TimeoutError) as error:
-        _warn(question, error)
-        changes = {key: {"error_code": TRY_AGAIN} for key in asked}
-    else:
-        for key, end in found.items():
-            # The broker takes what it has forgotten for a part of its oldest epoch, whose start it moves
-            # up with its log: the smaller end is the true one.
-            if key in asked and (
-                answered[key].end_offset == _UNKNOWN or end.end_offset < answered[key].end_offset
-            ):
-                changes[key] = {"leader_epoch": end.leader_epoch, "end_offset": end.end_offset}
+    for key, end in found.items():
+        if isinstance(end, Exception):
+            changes[key] = {"error_code": TRY_AGAIN}
+        # The broker takes what it has forgotten for a part of its oldest epoch, whose start it moves
+        # up with its log: the smaller end is the true one.
+        elif answered[key].end_offset == _UNKNOWN or end.end_offset < answered[key].end_offset:
+            changes[key] = {"leader_epoch": end.leader_epoch, "end_offset": end.end_offset}
     return _changed(question, response, "topic", "partition", changes)
+
+
+async def _delete_records(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
+    """Let the archive follow what the broker has carried out, and tell where the whole log begins now."""
+    head = question.pending.head
+    frame = memoryview(question.pending.request or b"")
+    if client_id_of(frame) == CLIENT_ID.encode():
+        # A trim of a daemon's own, which comes here where the daemon's `broker` settings name the gateway.
+        return _own(question)
+    request = decode_request(frame, head)
+    response = decode_response(memoryview(question.response), head.api_key, head.version)
+    wanted = {
+        (topic.name, partition.partition_index): int(partition.offset)
+        for topic in request.topics
+        for partition in topic.partitions
+    }
+    said = {
+        (topic.name, partition.partition_index): int(partition.low_watermark)
+        for topic in response.topics
+        for partition in topic.partitions
+        if partition.error_code == ErrorCode.none
+    }
+    # -1 asks for all that there is: the log begins at its end then.
+    before = {
+        key: wanted[key] if wanted[key] >= 0 else low_watermark
+        for key, low_watermark in said.items()
+        if key in wanted and archive.may_have(*key)
+    }
+    if not before:
+        return _own(question)
+    found = await _in_time(question, before, archive.delete_records(before), timeout_seconds)
+    changes = {
+        key: {"low_watermark": _UNKNOWN if isinstance(start, Exception) else min(start, said[key])}
+        for key, start in found.items()
+    }
+    return _changed(question, response, "name", "partition_index", changes)
 
 
 async def _describe_log_dirs(question: Question, archive: ArchiveAnswers, timeout_seconds: float) -> Answer:
@@ -330,6 +392,10 @@ def _with(partition: Any, fields: dict[str, Any]) -> Any:
     return replace(partition, **{name: value for name, value in fields.items() if name in known})
 
 
-def _warn(question: Question, error: Exception) -> None:
-    api = Api(question.pending.head.api_key).name
-    log.warning("the archive cannot answer now; the client is told to try again", api=api, error=str(error))
+def _warn(question: Question, error: Exception, *, partitions: int | None = None) -> None:
+    log.warning(
+        "the archive cannot answer now; the client is told to try again",
+        api=Api(question.pending.head.api_key).name,
+        partitions=partitions,
+        error=str(error) or type(error).__name__,
+    )

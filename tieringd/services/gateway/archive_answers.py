@@ -17,6 +17,7 @@ from kio.schema.errors import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from tieringd.errors import TieringError
     from tieringd.formats.kafka_wire.fetch_answer import Replacement
     from tieringd.formats.kafka_wire.fetch_request import AskedPartition
 
@@ -101,8 +102,8 @@ class ArchiveAnswers(Protocol):
     """
     What the archive knows that the broker does not.
 
-    A `TieringError` of any method means that the archive cannot say now: the client gets an error
-    on which it tries again, never the broker's answer, which would make it skip archived records.
+    A `TieringError`, of a method or for one partition, means that the archive cannot say now: the client gets
+    an error on which it tries again, never the broker's answer, which would make it skip archived records.
     """
 
     def may_produce(self) -> bool:
@@ -111,18 +112,39 @@ class ArchiveAnswers(Protocol):
     def may_have(self, topic: str | UUID, partition: int) -> bool:
         """Say, without waiting, whether there can be an answer for this partition at all."""
 
+    def log_start(self, topic: str | UUID, partition: int, broker_offset: int) -> int:
+        """
+        Return, without waiting, where the whole log of a partition begins.
+
+        *broker_offset* is where the broker's own log begins. -1 is returned while the archive is not known
+        yet: a client takes that for unknown, and asks with ListOffsets, which waits.
+        """
+
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
         """Return records, or errors, for those partitions whose fetch offset is archived."""
 
     async def list_offsets(
         self, asked: Mapping[PartitionKey, int], *, read_committed: bool
-    ) -> Mapping[PartitionKey, ListedOffset]:
-        """Return offsets for timestamps; nothing where the archive holds no record of that time or later."""
+    ) -> Mapping[PartitionKey, ListedOffset | TieringError]:
+        """
+        Return offsets for timestamps; nothing where the archive holds no record of that time or later.
+
+        A partition of which the archive cannot say now has an error, and the others have their offsets.
+        """
 
     async def offset_for_leader_epoch(
         self, asked: Mapping[PartitionKey, int]
-    ) -> Mapping[PartitionKey, EpochEnd]:
-        """Return the ends of leader epochs; nothing where the archive does not know that end."""
+    ) -> Mapping[PartitionKey, EpochEnd | TieringError]:
+        """Return the ends of leader epochs, or errors; nothing where the archive does not know that end."""
+
+    async def delete_records(
+        self, before: Mapping[PartitionKey, int]
+    ) -> Mapping[PartitionKey, int | TieringError]:
+        """
+        Serve nothing before these offsets any more: a user has deleted those records.
+
+        Returns where each archive begins from now on, or errors; nothing where a partition has no archive.
+        """
 
     async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
         """Return what the archive holds; the gateway leaves out what the client did not ask for."""
@@ -139,6 +161,10 @@ class NoArchive:
         """Know no partition."""
         return False
 
+    def log_start(self, topic: str | UUID, partition: int, broker_offset: int) -> int:  # noqa: ARG002
+        """Return the broker's."""
+        return broker_offset
+
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:  # noqa: ARG002
         """Have no records."""
         return ArchivedFetch()
@@ -148,15 +174,22 @@ class NoArchive:
         asked: Mapping[PartitionKey, int],  # noqa: ARG002
         *,
         read_committed: bool,  # noqa: ARG002
-    ) -> Mapping[PartitionKey, ListedOffset]:
+    ) -> Mapping[PartitionKey, ListedOffset | TieringError]:
         """Have no offsets."""
         return {}
 
     async def offset_for_leader_epoch(
         self,
         asked: Mapping[PartitionKey, int],  # noqa: ARG002
-    ) -> Mapping[PartitionKey, EpochEnd]:
+    ) -> Mapping[PartitionKey, EpochEnd | TieringError]:
         """Have no epochs."""
+        return {}
+
+    async def delete_records(
+        self,
+        before: Mapping[PartitionKey, int],  # noqa: ARG002
+    ) -> Mapping[PartitionKey, int | TieringError]:
+        """Have nothing to hide."""
         return {}
 
     async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:

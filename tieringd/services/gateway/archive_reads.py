@@ -127,6 +127,8 @@ class ArchiveReads:
     async def _read(self, read: ArchiveRead, key: PartitionKey, offset: int) -> None:
         try:
             read.found = await self._partitions.find(*key)
+            if read.found is not None and offset < read.found.deleted_before:
+                return
             if read.found is not None and offset < read.found.manifest.start_offset:
                 read.is_history = True
                 read.held = await self._held_of_history(read.found.manifest, offset)

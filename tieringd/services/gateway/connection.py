@@ -121,6 +121,7 @@ class Connection:
             pending,
             forward=self._client.send,
             may_have=shared.archive.may_have,
+            log_start=shared.archive.log_start,
             ask=self._on_question,
             send=self._send_archived,
             take_ahead=self._ahead.is_answered,

@@ -10,11 +10,12 @@ Older archives of other clusters, from which a restored log goes on, are a part 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
-from tieringd.errors import ObjectNotFound
+from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.formats.kafka_wire.fetch_answer import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice as WireSlice
 from tieringd.policies.epoch_history import end_offset_for
@@ -31,13 +32,13 @@ from tieringd.services.gateway.archive_answers import (
     RemoteLogDir,
 )
 from tieringd.services.gateway.archive_reads import ArchiveReads
+from tieringd.services.gateway.log_starts import UNKNOWN, LogStarts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from uuid import UUID
 
     from tieringd.archive.record_reader import RecordReader
-    from tieringd.errors import TieringError
     from tieringd.formats.kafka_wire.pieces import Piece
     from tieringd.model.manifest import PartitionManifest
     from tieringd.services.gateway.archive_answers import FetchQuestion, PartitionKey
@@ -52,6 +53,8 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 _AT_ONCE = 16
 """Partitions of one request for offsets that may be waiting for the store."""
+_EACH_SECONDS = 20.0
+"""For one partition of them: less than the gateway waits for all, so that one that hangs spoils no other."""
 
 
 class RemoteAnswers:
@@ -66,16 +69,18 @@ class RemoteAnswers:
         history: History,
         bucket: str | None,
         may_produce: Callable[[], bool],
+        now: Callable[[], float],
     ) -> None:
         """
         Take the parts; *may_produce* says whether the disks have room for what clients write.
 
-        Without *bucket* what is archived is not shown as a log directory.
+        *now* returns seconds that only grow. Without *bucket* what is archived is not shown as a log
+        directory.
         """
         self._partitions = partitions
         self._reads = ArchiveReads(partitions, reader, history)
-        self._history = history
         self._records = records
+        self._log_starts = LogStarts(partitions, records, history, now=now)
         self._bucket = bucket
         self._may_produce = may_produce
 
@@ -87,6 +92,14 @@ class RemoteAnswers:
         """See `ArchiveAnswers`."""
         return self._partitions.may_have(topic, partition)
 
+    def log_start(self, topic: str | UUID, partition: int, broker_offset: int) -> int:
+        """See `ArchiveAnswers`."""
+        return self._log_starts.told(topic, partition, broker_offset)
+
+    async def close(self) -> None:
+        """End what goes on beside the answers."""
+        await self._log_starts.close()
+
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:
         """See `ArchiveAnswers`; partitions come in their order, and share the client's limit."""
         reads = await self._reads.read(
@@ -94,7 +107,7 @@ class RemoteAnswers:
         )
         taken: list[ArchivedBatches] = []
         try:
-            answers, onward = _answers(question, reads, taken)
+            answers, onward = self._answers(question, reads, taken)
             return ArchivedFetch(answers, lambda: _release(taken), onward)
         except BaseException:
             _release(taken)
@@ -103,33 +116,67 @@ class RemoteAnswers:
             for read in reads.values():
                 read.close()
 
+    def _answers(
+        self,
+        question: FetchQuestion,
+        reads: Mapping[PartitionKey, ArchiveRead],
+        taken: list[ArchivedBatches],
+    ) -> tuple[dict[PartitionKey, Replacement], dict[PartitionKey, Onward]]:
+        """Return the answers, and how they go on; what they take of the reads is added to *taken*."""
+        answers: dict[PartitionKey, Replacement] = {}
+        onward: dict[PartitionKey, Onward] = {}
+        left_bytes, needs_a_batch = question.max_bytes, question.needs_a_batch
+        for key, asked in question.partitions.items():
+            read = reads[key]
+            if read.error is not None or (read.found is None and not read.is_over):
+                answers[key] = _try_again(key, read.error)
+            if read.error is not None or read.found is None or (read.held is None and read.is_over):
+                # Else there is no archive, or it does not have the offset: the broker's answer is right.
+                continue
+            batches = read.take(size_bytes_max=min(left_bytes, asked.max_bytes), needs_a_batch=needs_a_batch)
+            taken.append(batches)
+            left_bytes = max(0, left_bytes - batches.size_bytes)
+            needs_a_batch = needs_a_batch and not batches.size_bytes
+            # The broker found the offset out of range, so its own log begins after it.
+            log_start_offset = self._log_starts.told(*key, asked.fetch_offset + 1)
+            answers[key] = _replacement(
+                read.found,
+                batches,
+                # A start after what is read was looked up before there was such an archive.
+                log_start_offset=log_start_offset if log_start_offset <= asked.fetch_offset else UNKNOWN,
+                read_committed=question.read_committed,
+            )
+            goes_on = _onward(read.found, batches, asked.fetch_offset)
+            if goes_on is not None:
+                onward[key] = goes_on
+        return answers, onward
+
     async def list_offsets(
         self,
         asked: Mapping[PartitionKey, int],
         *,
         read_committed: bool,  # noqa: ARG002 all that is archived is below the last stable offset
-    ) -> Mapping[PartitionKey, ListedOffset]:
+    ) -> Mapping[PartitionKey, ListedOffset | TieringError]:
         """See `ArchiveAnswers`."""
         return await _side_by_side(asked, self._look_up)
 
     async def _look_up(self, key: PartitionKey, timestamp: int) -> ListedOffset | None:
         found = await self._partitions.find(*key)
-        return None if found is None else await self._listed(found.manifest, timestamp)
+        return None if found is None else await self._listed(found, timestamp)
 
-    async def _listed(self, manifest: PartitionManifest, timestamp: int) -> ListedOffset | None:
+    async def _listed(self, found: ReadablePartition, timestamp: int) -> ListedOffset | None:
         try:
-            return await self._listed_by(manifest, timestamp)
+            return await self._listed_by(found, timestamp)
         except ObjectNotFound:
-            newer = await self._partitions.newest(manifest.partition)
-            return None if newer is None else await self._listed_by(newer, timestamp, is_fresh=True)
+            newer = await self._partitions.newest(found.manifest.partition)
+            if newer is None:
+                return None
+            return await self._listed_by(replace(found, manifest=newer), timestamp, is_fresh=True)
 
     async def _listed_by(
-        self, manifest: PartitionManifest, timestamp: int, *, is_fresh: bool = False
+        self, found: ReadablePartition, timestamp: int, *, is_fresh: bool = False
     ) -> ListedOffset | None:
-        parts = await self._history.parts(
-            manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
-        )
-        archives = [one for one in (*parts, manifest) if one.segment_count]
+        archives = await self._log_starts.archives(found, is_fresh=is_fresh)
         if not archives:
             return None
         if timestamp == MAX_TIMESTAMP:
@@ -139,12 +186,12 @@ class RemoteAnswers:
             return await self._first_at(archives, timestamp)
         first_offset, last_offset = archives[0].start_offset, archives[-1].next_offset - 1
         if timestamp == EARLIEST:
-            first_offset = await self._records.first_offset(archives[0]) or first_offset
+            first_offset = await self._log_starts.first_of(archives) or first_offset
         # The first offset that is not archived may be the broker's next one, whose epoch we do not know.
         special = {
             EARLIEST: ListedOffset(first_offset, leader_epoch=_epoch_at(archives[0], first_offset)),
             LATEST_TIERED: ListedOffset(last_offset, leader_epoch=_epoch_at(archives[-1], last_offset)),
-            EARLIEST_PENDING_UPLOAD: ListedOffset(manifest.next_offset),
+            EARLIEST_PENDING_UPLOAD: ListedOffset(found.manifest.next_offset),
         }
         return special.get(timestamp)
 
@@ -159,7 +206,7 @@ class RemoteAnswers:
 
     async def offset_for_leader_epoch(
         self, asked: Mapping[PartitionKey, int]
-    ) -> Mapping[PartitionKey, EpochEnd]:
+    ) -> Mapping[PartitionKey, EpochEnd | TieringError]:
         """See `ArchiveAnswers`."""
         return await _side_by_side(asked, self._end_of)
 
@@ -171,6 +218,25 @@ class RemoteAnswers:
             return None
         end = end_offset_for(epochs, leader_epoch, log_end_offset=found.manifest.next_offset)
         return None if end is None else EpochEnd(*end)
+
+    async def delete_records(
+        self, before: Mapping[PartitionKey, int]
+    ) -> Mapping[PartitionKey, int | TieringError]:
+        """See `ArchiveAnswers`."""
+        for key, before_offset in before.items():
+            partition = self._partitions.identified(*key)
+            if partition is not None:
+                self._partitions.note_deletion(partition, before_offset)
+        return await _side_by_side(before, self._start_after)
+
+    async def _start_after(self, key: PartitionKey, before_offset: int) -> int | None:
+        found = await self._partitions.find(*key)
+        if found is None:
+            return None
+        # It may have been seen only now.
+        self._partitions.note_deletion(found.manifest.partition, before_offset)
+        hidden = max(found.deleted_before, before_offset)
+        return await self._log_starts.first_offset(replace(found, deleted_before=hidden))
 
     async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
         """See `ArchiveAnswers`."""
@@ -185,49 +251,24 @@ class RemoteAnswers:
 
 async def _side_by_side(
     asked: Mapping[PartitionKey, int], work: Callable[[PartitionKey, int], Awaitable[T | None]]
-) -> dict[PartitionKey, T]:
-    """Return what *work* finds for each partition; its first error, when all are over, is ours."""
+) -> dict[PartitionKey, T | TieringError]:
+    """Return what *work* finds for each partition, or its error; nothing where it finds nothing."""
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(key: PartitionKey, value: int) -> T | None:
+    async def one(key: PartitionKey, value: int) -> T | TieringError | None:
         async with places:
-            return await work(key, value)
+            try:
+                async with asyncio.timeout(_EACH_SECONDS):
+                    return await work(key, value)
+            except TieringError as error:
+                return error
+            except TimeoutError:
+                return StorageUnavailable(f"the archive of {key[0]}-{key[1]} does not answer in time")
 
-    found = await asyncio.gather(*(one(*each) for each in asked.items()), return_exceptions=True)
-    answers: dict[PartitionKey, T] = {}
-    for key, answer in zip(asked, found, strict=True):
-        if isinstance(answer, BaseException):
-            raise answer
-        if answer is not None:
-            answers[key] = answer
-    return answers
-
-
-def _answers(
-    question: FetchQuestion, reads: Mapping[PartitionKey, ArchiveRead], taken: list[ArchivedBatches]
-) -> tuple[dict[PartitionKey, Replacement], dict[PartitionKey, Onward]]:
-    """Return the answers, and how they go on; what they take of the reads is in *taken*, to be released."""
-    answers: dict[PartitionKey, Replacement] = {}
-    onward: dict[PartitionKey, Onward] = {}
-    left_bytes, needs_a_batch = question.max_bytes, question.needs_a_batch
-    for key, asked in question.partitions.items():
-        read = reads[key]
-        if read.error is not None or (read.found is None and not read.is_over):
-            answers[key] = _try_again(key, read.error)
-        if read.error is not None or read.found is None or (read.held is None and read.is_over):
-            # Else there is no archive, or it does not have the offset: the broker's answer is right.
-            continue
-        batches = read.take(size_bytes_max=min(left_bytes, asked.max_bytes), needs_a_batch=needs_a_batch)
-        taken.append(batches)
-        left_bytes = max(0, left_bytes - batches.size_bytes)
-        needs_a_batch = needs_a_batch and not batches.size_bytes
-        answers[key] = _replacement(
-            read.found, batches, asked.fetch_offset, read_committed=question.read_committed
-        )
-        goes_on = _onward(read.found, batches, asked.fetch_offset)
-        if goes_on is not None:
-            onward[key] = goes_on
-    return answers, onward
+    async with asyncio.TaskGroup() as tasks:
+        found = {key: tasks.create_task(one(key, value)) for key, value in asked.items()}
+    answers = {key: task.result() for key, task in found.items()}
+    return {key: answer for key, answer in answers.items() if answer is not None}
 
 
 def _onward(found: ReadablePartition, batches: ArchivedBatches, fetch_offset: int) -> Onward | None:
@@ -255,7 +296,11 @@ def _try_again(key: PartitionKey, error: TieringError | None) -> Replacement:
 
 
 def _replacement(
-    found: ReadablePartition, batches: ArchivedBatches, offset: int, *, read_committed: bool
+    found: ReadablePartition,
+    batches: ArchivedBatches,
+    *,
+    log_start_offset: int,
+    read_committed: bool,
 ) -> Replacement:
     archive_end, bounds = found.manifest.next_offset, found.bounds
     aborted = None
@@ -265,8 +310,7 @@ def _replacement(
         # The broker says neither with its error. Both only grow, and a client takes what it is told next.
         high_watermark=max(bounds.log_end_offset if bounds else 0, archive_end),
         last_stable_offset=max(bounds.last_stable_offset if bounds else 0, archive_end),
-        # Older archives begin before this one.
-        log_start_offset=min(found.manifest.start_offset, offset),
+        log_start_offset=log_start_offset,
         records=_pieces(batches),
         aborted=aborted,
     )

@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 LIMITED_FETCH_BYTES: Final = 1 << 20
 """What a broker is asked for while its answer has to be held for archived partitions in it."""
 _WITH_REQUEST: Final = frozenset(
-    {Api.FETCH, Api.LIST_OFFSETS, Api.OFFSET_FOR_LEADER_EPOCH, Api.DESCRIBE_LOG_DIRS}
+    {
+        Api.FETCH,
+        Api.LIST_OFFSETS,
+        Api.DELETE_RECORDS,
+        Api.OFFSET_FOR_LEADER_EPOCH,
+        Api.DESCRIBE_LOG_DIRS,
+    }
 )
 """Their answers cannot be understood without them."""
 _MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES

@@ -1,7 +1,10 @@
 """
 From broker to client: every response goes on untouched, in the order of the requests.
 
-Answers to Fetch are walked over while they pass. When one tells that an offset is out of range and
+Answers to Fetch and Produce are walked over while they pass. The log start in them is the broker's own: where
+the archive begins before it, the archive's is written over it, in place.
+
+A walk over an answer to Fetch finds more. When one tells that an offset is out of range and
 the archive may have it, no byte of that answer goes on: it becomes a question, and its own answer
 takes its place. A large answer begins to pass before all of it has been seen. What is found out of
 range in its later part is turned into "nothing new", and the next one is asked to be small enough to hold.
@@ -15,7 +18,12 @@ from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import api_versions
-from tieringd.formats.kafka_wire.fetch_walk import OFFSET_OUT_OF_RANGE, FetchResponseWalk
+from tieringd.formats.kafka_wire.fetch_walk import (
+    OFFSET_OUT_OF_RANGE,
+    FetchedPartition,
+    FetchResponseWalk,
+)
+from tieringd.formats.kafka_wire.produce_answer_walk import FIRST_LOG_START, ProduceResponseWalk
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api
 from tieringd.services.gateway.frames import ALWAYS_HELD_BYTES, Frames
 
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from tieringd.formats.kafka_wire.fetch_walk import FetchedPartition
+    from tieringd.formats.kafka_wire.produce_answer_walk import ProducedPartition
     from tieringd.services.gateway.answer import Answer
     from tieringd.services.gateway.budget import ByteBudget
     from tieringd.services.gateway.pending import PendingRequest, PendingRequests
@@ -32,7 +40,9 @@ SPLICED_BYTES: Final = 64 << 10
 """From this size on it is cheaper to pass records on inside the kernel."""
 _HEADER_ROOM_BYTES: Final = 8 << 10
 _HEAD: Final = struct.Struct(">ii")
+_INT64: Final = struct.Struct(">q")
 _NO_ERROR: Final = b"\x00\x00"
+_UNKNOWN_PRODUCER_ID: Final = 59
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +61,8 @@ class ResponseFrames(Frames):
     """
     The responses of one connection.
 
-    *ask* gets a question; nothing is taken until `answered`. *send* gets the prepared answers when it is
+    *log_start* returns where the whole log of a partition begins, given where the broker's does. *ask* gets a
+    question; nothing is taken until `answered`. *send* gets the prepared answers when it is
     their turn, and *take_ahead* what the broker says to a request that no client has sent yet.
     """
 
@@ -63,6 +74,7 @@ class ResponseFrames(Frames):
         *,
         forward: Callable[[memoryview], None],
         may_have: Callable[[str | UUID, int], bool],
+        log_start: Callable[[str | UUID, int, int], int],
         ask: Callable[[Question], None],
         send: Callable[[PendingRequest, Answer], None],
         take_ahead: Callable[[Question | None], None],
@@ -71,10 +83,11 @@ class ResponseFrames(Frames):
         super().__init__(scratch, budget, forward, held_bytes=held_bytes)
         self._pending = pending
         self._may_have = may_have
+        self._log_start = log_start
         self._ask = ask
         self._send = send
         self._take_ahead = take_ahead
-        self._walk: FetchResponseWalk | None = None
+        self._walk: FetchResponseWalk | ProduceResponseWalk | None = None
         self._sees_large_records = False
 
     @property
@@ -153,6 +166,10 @@ class ResponseFrames(Frames):
             raise ProtocolViolation(f"the broker answers {correlation_id} with {size} bytes, but {asked}")
         frame_bytes = SIZE_BYTES + size
         if pending.request is None:
+            head = pending.head
+            if head.api_key == Api.PRODUCE and head.is_known and head.version >= FIRST_LOG_START:
+                self._walk = ProduceResponseWalk(head.version, size)
+                return self._pass_walking(self._walk, view)
             self._passing = frame_bytes
             return self._pass_response(view)
         if len(view) >= frame_bytes:
@@ -194,13 +211,16 @@ class ResponseFrames(Frames):
             self._is_over()
         return taken
 
-    def _pass_walking(self, walk: FetchResponseWalk, view: memoryview) -> int:
+    def _pass_walking(self, walk: FetchResponseWalk | ProduceResponseWalk, view: memoryview) -> int:
         return self._pass_walked(walk, view[: walk.feed(view)])
 
-    def _pass_walked(self, walk: FetchResponseWalk, view: memoryview) -> int:
+    def _pass_walked(self, walk: FetchResponseWalk | ProduceResponseWalk, view: memoryview) -> int:
         """Pass on what the walk has just taken."""
         begin = walk.position - len(view)
         for partition in walk.partitions:
+            self._tell_log_start(view, begin, partition)
+            if not isinstance(partition, FetchedPartition):
+                continue
             self._sees_large_records = walk.passing >= SPLICED_BYTES
             if self._is_archived(partition):
                 at = partition.error_at - begin
@@ -246,12 +266,27 @@ class ResponseFrames(Frames):
     def _fetch_question(self, frame: memoryview, pending: PendingRequest) -> Question | None:
         walk = FetchResponseWalk(pending.head.version, len(frame) - SIZE_BYTES)
         walk.feed(frame)
+        for partition in walk.partitions:
+            self._tell_log_start(frame, 0, partition)
         archived = tuple(partition for partition in walk.partitions if self._is_archived(partition))
         self._pending.may_be_archived = bool(archived) and len(archived) < len(walk.partitions)
         if not archived:
             return None
         records_bytes = sum(partition.records_bytes for partition in walk.partitions)
         return Question(pending, bytes(frame), archived, records_bytes)
+
+    def _tell_log_start(
+        self, view: memoryview, begin: int, partition: FetchedPartition | ProducedPartition
+    ) -> None:
+        """Write the log start of the whole log over the broker's, in *view*, which begins at *begin*."""
+        said = partition.log_start_offset
+        # Nothing lies before offset 0, and a negative one says nothing. After this error a producer compares
+        # the log start with what it wrote last, to learn whether the broker itself has let go of that.
+        if said <= 0 or partition.error_code == _UNKNOWN_PRODUCER_ID:
+            return
+        told = self._log_start(partition.topic, partition.index, said)
+        if told != said:
+            _INT64.pack_into(view, partition.log_start_at - begin, told)
 
     def _is_archived(self, partition: FetchedPartition) -> bool:
         return partition.error_code == OFFSET_OUT_OF_RANGE and self._may_have(

@@ -67,6 +67,27 @@ def test_walk_sees_the_same_byte_by_byte(version):
     assert seen(walk, frame) == [(topic, 0, 0, -1, b"r" * 40), (topic, 7, 1, -1, b"")]
 
 
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_log_start_is_written_over_where_it_stands(version):
+    """What kio reads back is what was written, and nothing else has changed; version 4 has no log start."""
+    topic = uuid.UUID(int=9) if version >= 13 else "topic"
+    said = {
+        index: {"log_start_offset": 70 + index, "high_watermark": 90, "records": b"r" * index}
+        for index in range(3)
+    }
+    frame = response_frame(fetch_response(version, {topic: said}))
+    walk = walked(version, frame)
+    assert [each.log_start_offset for each in walk.partitions] == (
+        [70, 71, 72] if version >= 5 else [-1, -1, -1]
+    )
+    if version < 5:
+        return
+    for each in walk.partitions:
+        struct.pack_into(">q", frame, each.log_start_at, 5)
+    changed = {index: fields | {"log_start_offset": 5} for index, fields in said.items()}
+    assert frame == response_frame(fetch_response(version, {topic: changed}))
+
+
 @given(fetch_responses())
 def test_partitions_lie_side_by_side_between_begin_and_end(drawn):
     """What is cut out between a partition's begin and end leaves a response without it."""

@@ -15,6 +15,7 @@ from tests.support.archive_endpoints import (
     fetched,
     listed,
 )
+from tieringd.errors import StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.record_batch import parse_header
@@ -48,14 +49,27 @@ async def test_both_archives_are_one_log(joined, archive, tmp_path):
         while offset < 9:
             found = await fetched(client, "orders", offset, max_bytes=1)
             assert (found.error_code, found.high_watermark) == (ErrorCode.none, 9)
+            # Also of the new archive's records: a client seeks to the beginning by the last one that it saw.
+            assert found.log_start_offset == 0
             header = parse_header(found.records)
             assert header.base_offset == offset
             epochs.append(header.leader_epoch)
             offset = header.next_offset
-        assert (await fetched(client, "orders", 0)).log_start_offset == 0
         outside = await fetched(client, "orders", -1)
     assert epochs == [0, 0, 0]
     assert (outside.error_code, outside.log_start_offset) == (ErrorCode.offset_out_of_range, 0)
+
+
+async def test_history_that_is_away_leaves_the_log_start_unknown(joined, archive, store, tmp_path):
+    """The new archive is read without it; its own start would be taken for the log's."""
+    async with asking(archive, tmp_path / "state") as client:
+        # The manifest is known then, and nothing else.
+        await listed(client, "orders", LATEST)
+        store.fail_next("get", lambda: StorageUnavailable("away"))
+        found = await fetched(client, "orders", 6)
+        assert (found.error_code, found.log_start_offset) == (ErrorCode.none, -1)
+        assert parse_header(found.records).base_offset == 6
+        assert (await fetched(client, "orders", 6)).log_start_offset == 0
 
 
 async def test_offsets_and_times_are_those_of_both(joined, archive, tmp_path):

@@ -15,9 +15,9 @@ from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import CLUSTER, TOPIC_ID, LogWriter
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.daemons import Daemon
+from tests.unit.services.daemons import INTERVAL_SECONDS, Daemon
 from tests.unit.services.hydration import Host, running
-from tieringd.errors import StorageUnavailable
+from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.kafka_wire.fetch_request import AskedPartition
 from tieringd.formats.kafka_wire.pieces import FileSlice
@@ -25,6 +25,7 @@ from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.policies.cache_trim import TrimLimits
+from tieringd.services.gateway import log_starts
 from tieringd.services.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -63,6 +64,7 @@ class Behind:
             history=archive.history,
             bucket=bucket,
             may_produce=lambda: True,
+            now=lambda: asyncio.get_running_loop().time(),
         )
 
     async def fetch(self, *offsets: int, max_bytes: int = 1 << 20, **changes) -> dict[int, list[int] | str]:
@@ -99,8 +101,11 @@ class Behind:
         return {number: (one.next_offset, one.last_offset) for (_, number), one in found.onward.items()}
 
     async def listed(self, timestamp: int, number: int = 0) -> ListedOffset | None:
-        found = await self.answers.list_offsets({("orders", number): timestamp}, read_committed=False)
-        return found.get(("orders", number))
+        asked = {("orders", number): timestamp}
+        found = (await self.answers.list_offsets(asked, read_committed=False)).get(("orders", number))
+        if isinstance(found, TieringError):
+            raise found
+        return found
 
 
 def bases_in(pieces) -> list[int]:
@@ -175,6 +180,173 @@ async def test_offset_that_only_a_pin_has_is_waited_for(tmp_path, store, writers
         assert found.is_pinned(4)
         assert not found.is_pinned(6)
         assert await behind.fetch(4) == {0: "try again"}
+
+
+async def told(behind, broker_offset, number=0):
+    """Return what is told of a log start at once, and when it has been looked up."""
+    at_once = behind.answers.log_start("orders", number, broker_offset)
+    await asyncio.sleep(0.1)
+    return at_once, behind.answers.log_start("orders", number, broker_offset)
+
+
+async def shortened(daemon, writer, segments=1):
+    """Let retention take the first segments of an archive, behind the daemon's back."""
+    stored = await daemon.archive.manifests.load(writer.identified)
+    later = stored.existing.expired(segments, now_ms=1)
+    await daemon.archive.manifests.commit(stored, later, leader_epoch=0)
+
+
+@virtually
+async def test_log_start_is_the_archives_from_the_first_answer_on(tmp_path, store, daemon):
+    """An archive that was never shortened begins with the log: nothing is looked up."""
+    async with serving(tmp_path, store, daemon) as behind:
+        requests = len(store.requests)
+        assert behind.answers.log_start("orders", 1, 3) == 0
+        assert behind.answers.log_start(IDENTITY, 1, 3) == 0
+        await asyncio.sleep(1)
+        assert len(store.requests) == requests
+
+
+@virtually
+async def test_log_start_of_a_followed_partition_is_looked_up_once(tmp_path, store, writers):
+    """Until then it is unknown; however many ask, the bucket is asked once, and later when it is old."""
+    writer = writers[0]
+    await archived(writer, archive_in(store))
+    daemon = Daemon(tmp_path, store, writers)
+    daemon.broker.followed = {one.name: 0 for one in writers}
+    daemon.broker.epochs.clear()
+    async with serving(tmp_path, store, daemon) as behind:
+        requests = len(store.requests)
+        assert [behind.answers.log_start("orders", 0, 3) for _ in range(9)] == [-1] * 9
+        await asyncio.sleep(0.1)
+        manifest_reads = [one for one in store.requests[requests:] if "manifest" in one[1]]
+        assert len(manifest_reads) == 1
+        assert [behind.answers.log_start("orders", 0, offset) for offset in (3, 2, 9)] == [0, 0, 0]
+        assert len(store.requests) == requests + 2, "the manifest, and whether an older archive is before it"
+        await asyncio.sleep(log_starts.FRESH_SECONDS + 1)
+        assert await told(behind, 3) == (0, 0)
+        assert len(store.requests) > requests + 2
+
+
+@virtually
+async def test_log_start_follows_retention(tmp_path, store, writers):
+    """An archive that was shortened begins where its manifest says."""
+    writer = writers[0]
+    for _ in range(3):
+        writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon = Daemon(tmp_path, store, writers)
+    await shortened(daemon, writer)
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await told(behind, 9) == (-1, 3)
+        assert await told(behind, 2) == (2, 2), "never after the broker's own"
+        assert (await behind.listed(EARLIEST)).offset == 3
+
+
+@virtually
+async def test_log_start_is_unknown_while_the_store_is_away(tmp_path, store, writers):
+    """The broker's would be taken for the whole log's; a second later it is tried again."""
+    await archived(writers[0], archive_in(store))
+    daemon = Daemon(tmp_path, store, writers)
+    daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
+    async with serving(tmp_path, store, daemon) as behind:
+        store.fail_next("get", lambda: StorageUnavailable("away"))
+        assert await told(behind, 3) == (-1, -1)
+        assert await told(behind, 3) == (-1, -1), "not at once"
+        await asyncio.sleep(log_starts.RETRY_SECONDS)
+        assert await told(behind, 3) == (-1, 0)
+
+
+@virtually
+async def test_log_without_an_archive_begins_where_the_broker_says(tmp_path, store, daemon):
+    """For as long as it begins there: what the broker lets go of later may be archived by then."""
+    writer = daemon.writers[0]
+    daemon.broker.configs["orders"] = {"redpanda.remote.write": "false", "redpanda.remote.read": "true"}
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await told(behind, 2) == (-1, 2)
+        await archived(writer, archive_in(store))
+        assert await told(behind, 2) == (2, 2)
+        await asyncio.sleep(FRESH_SECONDS)
+        assert await told(behind, 3) == (-1, 0)
+    daemon.broker.configs["orders"] = {"redpanda.remote.read": "false"}
+    async with serving(tmp_path, store, Daemon(tmp_path, store, daemon.writers)) as behind:
+        behind.daemon.broker.configs["orders"] = {"redpanda.remote.read": "false"}
+        await behind.daemon.round()
+        assert await told(behind, 2) == (2, 2)
+
+
+@virtually
+async def test_partition_that_no_round_has_seen_is_looked_for(tmp_path, store, daemon):
+    """A look is brought forward, and tells that there is no archive yet; nobody waits for the next round."""
+    async with serving(tmp_path, store, daemon) as behind:
+        loop = asyncio.get_running_loop()
+        writer = LogWriter(tmp_path, "orders", 3)
+        writer.append(b"active")
+        daemon.broker.add(writer)
+        daemon.writers.append(writer)
+        began, rounds = loop.time(), daemon.reconciler.rounds
+        assert behind.answers.log_start("orders", 3, 1) == -1
+        assert await behind.listed(FIRST_MS, 3) is None
+        assert 3 not in await behind.fetch_once(0, 0, 0, 9)
+        assert (await behind.answers.offset_for_leader_epoch({("orders", 3): 0})) == {}
+        assert loop.time() - began < INTERVAL_SECONDS / 2
+        assert daemon.reconciler.rounds - rounds == 1
+        assert behind.answers.log_start("orders", 3, 1) == 1
+
+
+@virtually
+async def test_partition_that_looks_do_not_find_brings_no_more_forward(tmp_path, store, daemon):
+    """Two looks are enough for a while, whoever asks; the others have their answers."""
+    async with serving(tmp_path, store, daemon) as behind:
+        rounds = daemon.reconciler.rounds
+        asked = {("orders", 0): EARLIEST, ("orders", 3): EARLIEST}
+        for _ in range(5):
+            found = await behind.answers.list_offsets(asked, read_committed=False)
+            assert found["orders", 0].offset == 0
+            assert isinstance(found["orders", 3], StorageUnavailable)
+        assert daemon.reconciler.rounds - rounds == 2
+
+
+@virtually
+async def test_archive_that_hangs_is_an_error_of_its_own(tmp_path, store, daemon):
+    """The partitions whose manifests are known here are answered."""
+    daemon.broker.followed[daemon.writers[2].name] = daemon.broker.epochs.pop(daemon.writers[2].name)
+    async with serving(tmp_path, store, daemon) as behind:
+        await behind.listed(EARLIEST)
+        store.latency_seconds = 1000
+        asked = {("orders", 2): EARLIEST, ("orders", 0): EARLIEST}
+        found = await behind.answers.list_offsets(asked, read_committed=False)
+        assert found["orders", 0].offset == 0
+        assert isinstance(found["orders", 2], StorageUnavailable)
+
+
+@virtually
+async def test_what_a_client_has_deleted_is_hidden_at_once(tmp_path, store, writers):
+    """From reads, times and the log's start, in a segment and at its end."""
+    writer = writers[0]
+    for _ in range(3):
+        writer.closed_segment()
+    await archived(writer, archive_in(store))
+    daemon = Daemon(tmp_path, store, writers)
+    key = ("orders", 0)
+    async with serving(tmp_path, store, daemon) as behind:
+        assert await behind.fetch(1) == {0: [0]}
+        assert await behind.answers.delete_records({key: 4}) == {key: 4}
+        assert behind.answers.log_start("orders", 0, 9) == 4
+        assert await behind.fetch(3) == {}
+        assert await behind.fetch(4) == {0: [3]}
+        assert (await behind.listed(EARLIEST)).offset == 4
+        assert (await behind.listed(0)).offset == 4
+        assert await behind.answers.delete_records({key: 2}) == {key: 4}, "never back"
+        assert await behind.answers.delete_records({key: 6}) == {key: 6}
+        await daemon.round()
+        assert await behind.fetch(5) == {}
+        assert await behind.fetch(6) == {0: [6]}
+        end = (await behind.partitions.find(*key)).manifest.next_offset
+        assert await behind.answers.delete_records({key: end}) == {}
+        assert await behind.listed(EARLIEST) is None
+        assert await behind.fetch(end - 1) == {}
+        assert await behind.fetch(0, 0) == {1: [0]}
 
 
 @virtually
@@ -466,6 +638,7 @@ async def test_restored_log_goes_on_from_its_old_archive(tmp_path, store):
     )
     await daemon.archive.history.link(HistoryLink(key, history_key, ((0, 3),)))
     async with serving(tmp_path, store, daemon) as behind:
+        assert await told(behind, 3) == (-1, 0)
         # Nothing of the new log is archived yet.
         assert await behind.fetch(1) == {0: [1]}
         new.append(b"new", timestamp_ms=FIRST_MS + 250)
@@ -480,7 +653,8 @@ async def test_restored_log_goes_on_from_its_old_archive(tmp_path, store):
         )
         (answer,) = found.partitions.values()
         assert parse_header(b"".join(answer.records)).leader_epoch == 0
-        assert answer.log_start_offset <= 1
+        assert answer.log_start_offset == 0
+        assert await told(behind, 9) == (0, 0)
         assert answer.high_watermark >= 3
         found.release()
         assert await behind.listed(EARLIEST) == ListedOffset(0)
@@ -497,8 +671,10 @@ async def test_old_archive_that_is_away_costs_the_new_one_nothing(tmp_path, stor
     new.closed_segment()
     daemon = Daemon(tmp_path / "new", store, [new])
     async with serving(tmp_path, store, daemon) as behind:
-        assert await behind.fetch(3) == {0: [3]}
+        assert await behind.fetch_once(3) == {0: [3]}
+        # The start of the log is looked up after that answer, and fails.
         store.fail_next("get", lambda: StorageUnavailable("away"))
         assert await behind.fetch_once(3) == {0: [3]}
+        store.fail_next("get", lambda: StorageUnavailable("away"))
         assert await behind.fetch_once(1) == {0: "try again"}
         assert await behind.fetch_once(1) == {}
