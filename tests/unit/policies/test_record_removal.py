@@ -17,6 +17,8 @@ from tieringd.policies.record_removal import (
     plan_release,
     why_winners_may_be_gone,
 )
+from tieringd.policies.segment_merge import MergeLimits, plan_merges
+from tieringd.services.partition_mover import _for_target
 
 
 def segment(number, *, writer_id="0a", size_bytes=100):
@@ -226,3 +228,26 @@ def test_nothing_can_be_lost_without_a_log():
 def test_tombstones_go_only_where_all_before_them_was_looked_at(looked_from, readable_from, expected):
     """An older archive before this one may hold what they hide."""
     assert may_drop_tombstones(looked_from=looked_from, readable_from=readable_from) is expected
+
+
+def test_what_is_held_is_not_merged_with_others():
+    """It may have to take its place again."""
+    manifest = compacted(archive(6), 2)
+    limits = MergeLimits(target_bytes=1000, min_bytes=150)
+    assert [(one.base_offset, one.next_offset) for one in plan_merges(manifest, limits).runs] == [
+        (0, 20),
+        (30, 60),
+    ]
+
+
+def test_winner_past_the_end_is_a_fault_of_the_manifest():
+    """Nothing can be dropped for what the archive does not have."""
+    assert compacted(archive(), 0, winners_end=50).faults() == ()
+    assert "past the archive's end" in compacted(archive(), 0, winners_end=51).faults()[0]
+    assert "past the archive's end" in compacted(archive(), 0, winners_end=51, is_held=False).faults()[0]
+
+
+def test_moved_archive_notes_what_was_held():
+    """Objects of what was replaced stay in the source."""
+    there = _for_target(compacted(archive(), 0), 0)
+    assert (there.retired, there.unsettled) == ((), Unsettled(0, 50))
