@@ -24,9 +24,11 @@ class Dying:
             is_last = self.left == 0
             if is_last and not self.after_effect:
                 raise Killed
-            result = await method(*arguments, **options)
-            if is_last:
-                raise Killed
-            return result
+            try:
+                return await method(*arguments, **options)
+            finally:
+                # Also after a request that the store has refused.
+                if is_last:
+                    raise Killed
 
         return call

@@ -38,7 +38,7 @@ from tieringd.formats.topic_manifest import (
 from tieringd.model.client_quota import EVERY_PRODUCER, QuotaChange, quota_entity
 from tieringd.model.disk_state import DiskState
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Gap, Replacement, Retired
+from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
@@ -170,7 +170,7 @@ SPILLOVER_PART = SpilloverManifest(
 FIRST_SPILLOVER_PART = replace(
     SPILLOVER_PART, segments=SegmentTable.of(SPILLED_SEGMENTS[1:]), base_offset=900, gaps=(), previous=None
 )
-MANIFEST = replace(
+MANIFEST_V4 = replace(
     MANIFEST_V3,
     start_offset=603,
     trimmed_offset=2500,
@@ -187,7 +187,15 @@ MANIFEST = replace(
     ),
 )
 """What version 3 could say, and what version 4 brought."""
-NEW_MANIFEST = NEW_MANIFEST_V3
+NEW_MANIFEST_V4 = NEW_MANIFEST_V3
+
+MANIFEST = replace(
+    MANIFEST_V4,
+    retired=(MANIFEST_V4.retired[0], replace(MANIFEST_V4.retired[1], winners_end=2**62)),
+    unsettled=Unsettled(2500, 2**62 + 1),
+)
+"""What version 4 could say, and what version 5 brought."""
+NEW_MANIFEST = NEW_MANIFEST_V4
 
 INDEX = SegmentIndex(
     base_offset=1000,
@@ -327,8 +335,8 @@ REWRITING = Rewriting(
 def files() -> dict[str, bytes]:
     """Return what this release writes for each file."""
     return {
-        "partition-manifest.v4": encode_manifest(MANIFEST),
-        "partition-manifest-new.v4": encode_manifest(NEW_MANIFEST),
+        "partition-manifest.v5": encode_manifest(MANIFEST),
+        "partition-manifest-new.v5": encode_manifest(NEW_MANIFEST),
         "spillover-manifest.v1": encode_spillover(SPILLOVER_PART)[0],
         "spillover-manifest-first.v1": encode_spillover(FIRST_SPILLOVER_PART)[0],
         "segment-index.v1": encode_sidecar(INDEX),

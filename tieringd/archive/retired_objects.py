@@ -9,6 +9,7 @@ manifest forgets what someone has seen to.
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from itertools import chain, takewhile
 from typing import TYPE_CHECKING
 
@@ -68,12 +69,19 @@ async def delete_segments(
 
 
 async def delete_retired(
-    store: ObjectStore, manifests: ManifestStore, partition: TopicIdPartition, *, retired_until_ms: int
+    store: ObjectStore,
+    manifests: ManifestStore,
+    partition: TopicIdPartition,
+    *,
+    retired_until_ms: int,
+    keeps_held: bool = True,
 ) -> tuple[RemoteSegment, ...]:
     """
     Delete what left an archive by *retired_until_ms*, oldest first; return what that was.
 
-    That is what the live manifest says so of, and what expired of the spilled segments.
+    That is what the live manifest says so of, and what expired of the spilled segments. What is held for a
+    compaction that may have to be undone stays (`policies.record_removal`). With *keeps_held* false there is
+    no log any more that could have an election, and it goes too.
 
     Raises:
         ObjectNotFound: The bucket has no manifest of this partition, or none of what is spilled.
@@ -86,7 +94,11 @@ async def delete_retired(
 
     async def change(manifest: PartitionManifest) -> PartitionManifest | None:
         nonlocal deleted, spilled_end
-        due = takewhile(lambda one: one.retired_at_ms <= retired_until_ms, manifest.retired)
+        if not keeps_held:
+            held = [one for one in manifest.retired if one.is_held]
+            manifest = replace(manifest.released(held), unsettled=None)
+        free = (one for one in manifest.retired if not one.is_held)
+        due = takewhile(lambda one: one.retired_at_ms <= retired_until_ms, free)
         retired = tuple(chain.from_iterable(one.segments for one in due))
         expired, spilled_end = await _expired_spilled(manifests, manifest, retired_until_ms)
         deleted = (*expired, *retired)

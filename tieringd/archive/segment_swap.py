@@ -11,6 +11,10 @@ job dies before that, the new segments still hold what the old ones do, but for 
 
 What is spilled is taken back for the change, and spilled again with it: the live manifest tells of no more
 than before.
+
+A compaction keeps the rule of `policies.record_removal`: it takes place only while the archive has all that
+its winners came from, and what it replaces is held until no winner can be lost. An erasure ends the holding
+of all that compactions replaced in that partition, as the erased records may be there too.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.rewriting import Rewriting, RewritingKind
 from tieringd.model.spilling import part_to_spill, spilled
+from tieringd.policies.record_removal import why_winners_may_be_gone
 from tieringd.policies.spillover import plan_spillover
 from tieringd.storage.blocking import in_thread
 
@@ -37,8 +42,10 @@ if TYPE_CHECKING:
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Retired
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
+    from tieringd.policies.record_removal import CompactionBasis
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -67,8 +74,10 @@ class Swapped:
     done: tuple[Successor, ...]
     """Those that are named now."""
     left: int
-    """How many are not, as someone else has changed what they were to replace."""
+    """How many are not, as someone else has changed what they were to replace, or what they rest on."""
     retired_at_ms: int
+    left_because: str = ""
+    """Why a compaction was left as a whole, where its own parts are all there."""
 
 
 class SegmentSwap:
@@ -109,13 +118,19 @@ class SegmentSwap:
         return await self._swap(partition, successors, merged, kind=RewritingKind.MERGED)
 
     async def rewrite(
-        self, partition: TopicIdPartition, successors: Sequence[Successor], *, is_whole: bool
+        self,
+        partition: TopicIdPartition,
+        successors: Sequence[Successor],
+        *,
+        is_whole: bool,
+        basis: CompactionBasis | None = None,
     ) -> Swapped:
         """
         Put each rewritten segment in the place of what it was made of.
 
-        With *is_whole* they go together, all of them or none: what one of them no longer has may be what
-        made records of another one go.
+        With *is_whole* this is a compaction: they go together, all of them or none, as what one of them no
+        longer has may be what made records of another one go. *basis* is what was read for it; without one
+        the winners may lie anywhere in the archive. Otherwise it is an erasure.
 
         Raises:
             ObjectNotFound: The manifest is gone, or a new object: scrub has taken it for an orphan.
@@ -126,12 +141,37 @@ class SegmentSwap:
         def rewritten(
             manifest: PartitionManifest, fitting: Sequence[Successor], now_ms: int
         ) -> PartitionManifest:
+            winners_end = 0
+            if is_whole:
+                winners_end = manifest.next_offset if basis is None else basis.winners_end
+            else:
+                manifest = manifest.released(held_in(manifest), is_settled=False)
             for neighbours in _neighbours(fitting):
-                manifest = manifest.compacted([one.segment for one in neighbours], now_ms=now_ms)
+                manifest = manifest.compacted(
+                    [one.segment for one in neighbours], now_ms=now_ms, winners_end=winners_end
+                )
             return manifest
 
         kind = RewritingKind.COMPACTED if is_whole else RewritingKind.REWRITTEN
-        return await self._swap(partition, successors, rewritten, kind=kind)
+        return await self._swap(partition, successors, rewritten, kind=kind, basis=basis)
+
+    async def release(self, partition: TopicIdPartition) -> None:
+        """
+        End the holding of what compactions replaced in a partition that an erasure has gone over.
+
+        Its objects are deleted as of everything that is replaced, and never take their places again.
+
+        Raises:
+            ObjectNotFound: The manifest is gone.
+            FencedError: The archive is closed.
+            StorageUnavailable: Nothing is known to have changed; calling again is safe.
+        """
+
+        async def change(manifest: PartitionManifest) -> PartitionManifest | None:
+            held = held_in(manifest)
+            return manifest.released(held, is_settled=False) if held else None
+
+        await self._manifests.edit(partition, change)
 
     async def _swap(
         self,
@@ -140,15 +180,16 @@ class SegmentSwap:
         replaced: Callable[[PartitionManifest, Sequence[Successor], int], PartitionManifest],
         *,
         kind: RewritingKind,
+        basis: CompactionBasis | None = None,
     ) -> Swapped:
         await self._require_stored(partition, successors)
         done: list[Successor] = []
-        left, now_ms = 0, self._now_ms()
+        left, left_because, now_ms = 0, "", self._now_ms()
         records: set[str] = set()
         record: str | None = None
 
         async def change(manifest: PartitionManifest) -> PartitionManifest | None:
-            nonlocal done, left, record
+            nonlocal done, left, left_because, record
             held = [one for one in successors if one.segment.next_offset > manifest.start_offset]
             begin = held[0].segment.base_offset if held else manifest.next_offset
             whole = await self._spillovers.with_history(manifest, from_offset=begin)
@@ -160,7 +201,8 @@ class SegmentSwap:
             # An earlier try may have been taken for lost, and someone has committed after it.
             done = [one for one in held if found[one] in {one.parts, (one.segment,)}]
             left = len(held) - len(done)
-            if kind is RewritingKind.COMPACTED and left:
+            left_because = why_winners_may_be_gone(basis, whole, base_offset=begin) if basis and held else ""
+            if kind is RewritingKind.COMPACTED and (left or (left_because and fitting)):
                 done, left = [], len(held)
             # A merge of segments that hold all that they ever held needs none.
             told = [one for one in done if one.segment.is_rewritten or kind is not RewritingKind.MERGED]
@@ -175,7 +217,7 @@ class SegmentSwap:
 
         stored = await self._manifests.edit(partition, change)
         await self._forget(sorted(one for one in records if one != record))
-        return Swapped(stored.existing, tuple(done), left, now_ms)
+        return Swapped(stored.existing, tuple(done), left, now_ms, left_because if left else "")
 
     async def _recorded(
         self, partition: TopicIdPartition, kind: RewritingKind, told: Sequence[Successor]
@@ -219,6 +261,11 @@ class SegmentSwap:
             part = part_to_spill(manifest, rows)
             manifest = spilled(manifest, part, await self._spillovers.put(part))
         return manifest
+
+
+def held_in(manifest: PartitionManifest) -> list[Retired]:
+    """Return what of a manifest is held for a compaction that may have to be undone."""
+    return [one for one in manifest.retired if one.is_held]
 
 
 def _neighbours(successors: Sequence[Successor]) -> list[list[Successor]]:

@@ -23,7 +23,7 @@ from tieringd.formats.segment_columns import (
 )
 from tieringd.formats.spillover_codec import name_fields, read_name
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Gap, Replacement, Retired
+from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import CrossingTransaction
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAGIC = b"TRDM"
-VERSION = 4
+VERSION = 5
 _SINCE_REPLACEMENTS = 2
 """The version that brought `began_at_ms`, `replacements` and `translation`."""
 _SINCE_RETENTION = 3
 """The version that brought the fields below, the broker's timestamps and the indexes' checksums."""
 _SINCE_SPILLOVER = 4
 """The version that brought `spillover` and `trimmed_offset`."""
+_SINCE_WINNERS = 5
+"""The version that brought `unsettled`, and the winners' end of what is retired."""
 _NEW_IN_RETENTION: dict[str, Any] = {
     "allowed_local_start_offset": None,
     "expired_at_ms": None,
@@ -83,6 +85,8 @@ def decode_manifest(data: bytes) -> PartitionManifest:
         if version < _SINCE_SPILLOVER:
             # Nobody noted our trims before: none went past what was stored.
             head = {**head, "spillover": None, "trimmed_offset": head["next_offset"]}
+        if version < _SINCE_WINNERS:
+            head = {**head, "retired": [[*fields, 0] for fields in head["retired"]], "unsettled": None}
         names = COLUMNS if version >= _SINCE_RETENTION else FIRST_COLUMNS
         manifest = _manifest(head, columns, names)
         faults = manifest.faults()
@@ -123,22 +127,25 @@ def _head(manifest: PartitionManifest, writers: tuple[str, ...]) -> dict[str, An
             for one in manifest.crossing
         ],
         "rows": len(manifest.segments),
-        "retired": [[len(one.segments), one.retired_at_ms] for one in manifest.retired],
+        "retired": [[len(one.segments), one.retired_at_ms, one.winners_end] for one in manifest.retired],
         "writers": writers,
         "spillover": _spillover_head(manifest.spillover),
         "trimmed_offset": manifest.trimmed_offset,
+        "unsettled": (
+            [manifest.unsettled.base_offset, manifest.unsettled.winners_end] if manifest.unsettled else None
+        ),
     }
 
 
 def _manifest(head: dict[str, Any], columns: bytes, names: Sequence[str]) -> PartitionManifest:
     rows, retired = head["rows"], head["retired"]
-    if min([rows, *(count for count, _ in retired)]) < 0:
+    if min([rows, *(count for count, *_ in retired)]) < 0:
         raise ValueError("a number of rows is negative")
-    segments = unpack_table(rows + sum(count for count, _ in retired), columns, head["writers"], names)
+    segments = unpack_table(rows + sum(count for count, *_ in retired), columns, head["writers"], names)
     batches: list[Retired] = []
     left = segments.without_head(rows)
-    for count, retired_at_ms in retired:
-        batches.append(Retired(left.head(count), int(retired_at_ms)))
+    for count, retired_at_ms, winners_end in retired:
+        batches.append(Retired(left.head(count), int(retired_at_ms), int(winners_end)))
         left = left.without_head(count)
     return PartitionManifest(
         partition=TopicIdPartition(head["cluster"], head["topic"], head["topic_id"], head["partition"]),
@@ -160,6 +167,7 @@ def _manifest(head: dict[str, Any], columns: bytes, names: Sequence[str]) -> Par
         crossing=tuple(CrossingTransaction(*fields) for fields in head["crossing"]),
         spillover=_spillover(head["spillover"]),
         trimmed_offset=int(head["trimmed_offset"]),
+        unsettled=None if head["unsettled"] is None else Unsettled(*map(int, head["unsettled"])),
     )
 
 

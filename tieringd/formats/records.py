@@ -52,6 +52,19 @@ def iter_records(view: memoryview, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES)
     Raises:
         CorruptDataError: The batch is damaged, at the latest when its last record was taken.
     """
+    for record, _ in iter_packed_records(view, limit_bytes=limit_bytes):
+        yield record
+
+
+def iter_packed_records(
+    view: memoryview, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Iterator[tuple[Record, memoryview]]:
+    """
+    Yield the records of the batch that fills *view*, as `iter_records` does, each with its unpacked bytes.
+
+    Raises:
+        CorruptDataError: The batch is damaged, at the latest when its last record was taken.
+    """
     header = parse_header(view)
     if header.size_bytes != len(view):
         raise CorruptDataError(
@@ -102,13 +115,16 @@ def read_varint(body: memoryview, position: int) -> tuple[int, int]:
     return (result >> 1) ^ -(result & 1), position + 1
 
 
-def _iter_body(header: BatchHeader, packed: memoryview, limit_bytes: int) -> Iterator[Record]:
+def _iter_body(
+    header: BatchHeader, packed: memoryview, limit_bytes: int
+) -> Iterator[tuple[Record, memoryview]]:
     if header.record_count == 0 and not packed:
         return
     body = decompress(header.codec, packed, limit_bytes=limit_bytes)
     base_offset, timestamp_type = header.base_offset, header.timestamp_type
     position, previous_delta = 0, -1
     for _ in range(header.record_count):
+        begin = position
         position, timestamp_delta, delta, key, value, headers = _read_record(body, position)
         if not previous_delta < delta <= header.last_offset_delta:
             raise CorruptDataError(f"record offset {base_offset + delta} is out of order")
@@ -116,7 +132,8 @@ def _iter_body(header: BatchHeader, packed: memoryview, limit_bytes: int) -> Ite
         timestamp_ms = header.base_timestamp_ms + timestamp_delta
         if timestamp_type == LOG_APPEND_TIME:
             timestamp_ms = header.max_timestamp_ms
-        yield Record(base_offset + delta, timestamp_ms, timestamp_type, key, value, headers)
+        record = Record(base_offset + delta, timestamp_ms, timestamp_type, key, value, headers)
+        yield record, body[begin:position]
     if position != len(body):
         raise CorruptDataError(
             f"{len(body) - position} bytes follow the last of {header.record_count} records"

@@ -8,7 +8,8 @@ A manifest is a value. Every change returns a new manifest and keeps these rules
 3. `next_offset` is the end of the last segment or gap, and never moves back;
 4. leader epochs ascend, and so do their start offsets;
 5. what was taken out, and whose objects are still to be deleted, is not held as well;
-6. a crossing transaction begins below `next_offset`, and before its marker.
+6. a crossing transaction begins below `next_offset`, and before its marker;
+7. every record that made another one go lies below `next_offset`: a cut of the tail undoes compactions.
 
 `start_offset` is the base of the first segment or gap. Where a user deleted records up to the middle of a
 segment it lies inside that one, which is the only one that may begin before it.
@@ -27,12 +28,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from tieringd.model.manifest_parts import Gap, Replacement, Retired
+from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import span_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from tieringd.model.offset_translation import OffsetTranslation
     from tieringd.model.partition import TopicIdPartition
@@ -98,6 +99,8 @@ class PartitionManifest:
 
     So a log that begins past it was cut by someone else: a user, or the broker's own retention.
     """
+    unsettled: Unsettled | None = None
+    """What only a leader's log can bring back, should winners of compactions be cut off; None: nothing."""
 
     @classmethod
     def begin(cls, partition: TopicIdPartition, *, start_offset: int, now_ms: int = 0) -> PartitionManifest:
@@ -202,13 +205,17 @@ class PartitionManifest:
         Return a manifest that ends at *next_offset*, and remembers what was replaced.
 
         The epochs and transactions that began at or past the cut go as well: another leader's follow.
-        An archive of which nothing is left may begin anew before its start: what was there has expired,
-        or was never archived, and another leader wrote other records at these offsets.
+        Compactions whose winners are cut off are undone (`undone`). An archive of which nothing is left may
+        begin anew before its start: what was there has expired, or was never archived, and another leader
+        wrote other records at these offsets.
 
         Raises:
             ValueError: *next_offset* is inside a segment or gap, or outside the manifest; or all that
                 would be left is spilled, and has to be taken back first.
         """
+        undone = self.undone(next_offset, now_ms=now_ms)
+        if undone is not self:
+            return undone.cut_back(next_offset, leader_epoch=leader_epoch, now_ms=now_ms)
         is_spilled = self.spillover is not None and self.spillover.segments > 0
         ends = {self.live_offset, *(one.next_offset for one in self.gaps)}
         table = self.segments
@@ -238,6 +245,70 @@ class PartitionManifest:
             epochs=tuple((epoch, start) for epoch, start in self.epochs if start < next_offset),
             replacements=(*self.replacements, replacement),
             crossing=tuple(one for one in self.crossing if one.first_offset < next_offset),
+            unsettled=_cut(self.unsettled, next_offset),
+        )
+
+    def undone_from(self, next_offset: int) -> int | None:
+        """Return where the oldest segment begins that `undone` puts back; None where it changes nothing."""
+        return min((one.base_offset for one in self._to_undo(next_offset)), default=None)
+
+    def undone(self, next_offset: int, *, now_ms: int) -> PartitionManifest:
+        """
+        Return a manifest without the compactions that rest on records at *next_offset* or after it.
+
+        The segments that they replaced take their places again, and the objects of the compacted ones are to
+        be deleted later. A later compaction may rest on an earlier one: it may have dropped a tombstone, as
+        the earlier one had dropped all that the tombstone hid. So all that follow the oldest one that has
+        to be undone are undone as well, the newest first.
+        """
+        manifest = self
+        for one in reversed(self._to_undo(next_offset)):
+            manifest = manifest._with_original(one, now_ms=now_ms)
+        return manifest
+
+    def _to_undo(self, next_offset: int) -> tuple[Retired, ...]:
+        held = [one for one in self.retired if one.is_held]
+        oldest = next((row for row, one in enumerate(held) if one.winners_end > next_offset), len(held))
+        return tuple(held[oldest:])
+
+    def _with_original(self, held: Retired, *, now_ms: int) -> PartitionManifest:
+        """Return a manifest with the segments of *held* back in their places, as far as these are there."""
+        table = self.segments
+        first, last = table.row_at_or_after(held.base_offset), table.row_at_or_after(held.next_offset)
+        compacted = table.head(last).without_head(first)
+        if not compacted:
+            return self.released([held])
+        # Retention may have taken the oldest ones.
+        originals = held.segments.without_head(held.segments.row_at_or_after(compacted[0].base_offset))
+        begin, end = compacted[0].base_offset, compacted[len(compacted) - 1].next_offset
+        if end != held.next_offset or span_faults(originals, (), begin=begin, end=end):
+            return self.released([held], is_settled=False)
+        expired = held.segments.head(len(held.segments) - len(originals))
+        return replace(
+            self,
+            segments=table.replaced(first, last, *originals),
+            retired=(
+                *(one for one in self.retired if one is not held),
+                *((Retired(expired, held.retired_at_ms),) if expired else ()),
+                Retired(compacted, now_ms),
+            ),
+        )
+
+    def released(self, held: Collection[Retired], *, is_settled: bool = True) -> PartitionManifest:
+        """
+        Return a manifest that does not hold the objects of *held* any more: they are to be deleted.
+
+        Where that is not settled for good, `unsettled` tells of them from now on.
+        """
+        chosen = {id(one) for one in held}
+        unsettled = self.unsettled
+        if not is_settled:
+            for one in held:
+                unsettled = Unsettled(one.base_offset, one.winners_end).joined(unsettled)
+        return replace(
+            self,
+            retired=tuple(replace(one, winners_end=0) if id(one) in chosen else one for one in self.retired),
+            unsettled=unsettled,
         )
 
     def expired(self, segments: int, *, now_ms: int) -> PartitionManifest:
@@ -357,12 +428,18 @@ class PartitionManifest:
         *,
         now_ms: int,
         crossing: Iterable[CrossingTransaction] = (),
+        winners_end: int = 0,
+        is_held: bool = True,
     ) -> PartitionManifest:
         """
         Return a manifest with *segments*, which compaction left, in the place of what they came from.
 
         The objects of that are to be deleted later, as of what expired. *crossing* are the transactions
         over the end of each of *segments*; what was known of others stays.
+
+        All records that made others go lie below *winners_end*. It is 0 where none of them can be lost, or
+        no record went because of another one. Otherwise the objects are held until that is settled, or
+        `unsettled` tells of them, where a leader's log has all of it and *is_held* is false.
 
         Raises:
             ValueError: They are not all of one or more neighbours by their bounds; or one of them was there
@@ -389,7 +466,9 @@ class PartitionManifest:
         kept = (
             one
             for one in self.crossing
-            if not any(
+            # What is undone one day has the ends of its segments back.
+            if winners_end
+            or not any(
                 new.base_offset <= one.first_offset and one.marker_offset < new.next_offset
                 for new in segments
             )
@@ -397,15 +476,20 @@ class PartitionManifest:
         return replace(
             self,
             segments=replaced,
-            retired=(*self.retired, Retired(parts, now_ms)),
+            retired=(*self.retired, Retired(parts, now_ms, winners_end if is_held else 0)),
             crossing=_remembered((*kept, *crossing), replaced),
+            unsettled=(
+                Unsettled(base_offset, winners_end).joined(self.unsettled)
+                if winners_end and not is_held
+                else self.unsettled
+            ),
         )
 
     def forgotten(self, segments: int) -> PartitionManifest:
-        """Return a manifest without its first *segments* retired ones: their objects are gone."""
+        """Return a manifest without its first *segments* retired ones that are not held: they are deleted."""
         left: list[Retired] = []
         for one in self.retired:
-            rows = min(segments, len(one.segments))
+            rows = 0 if one.is_held else min(segments, len(one.segments))
             segments -= rows
             if rows < len(one.segments):
                 left.append(replace(one, segments=one.segments.without_head(rows)))
@@ -449,7 +533,19 @@ class PartitionManifest:
             for one in self.crossing
             if one.first_offset >= min(self.next_offset, one.marker_offset)
         ]
+        winners_end = max(
+            (one.winners_end for one in (*self.retired, self.unsettled) if one is not None), default=0
+        )
+        if winners_end > self.next_offset:
+            found.append(f"a record up to {winners_end - 1} made another one go, past the archive's end")
         return tuple(found)
+
+
+def _cut(unsettled: Unsettled | None, next_offset: int) -> Unsettled | None:
+    """Return what is unsettled still of an archive that was cut back to *next_offset*."""
+    if unsettled is None or unsettled.base_offset >= next_offset:
+        return None
+    return replace(unsettled, winners_end=min(unsettled.winners_end, next_offset))
 
 
 def _remembered(

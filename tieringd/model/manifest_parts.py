@@ -47,3 +47,45 @@ class Retired:
     segments: SegmentTable
     retired_at_ms: int
     """Readers that began before may still have the old manifest, and need the objects."""
+    winners_end: int = 0
+    """
+    Set for what a compaction replaced: the exclusive end of the offsets of the records that won.
+
+    While it is set the objects are held: the segments take their places again when an election cuts a winner
+    off the archive. `policies.record_removal` says when it may be cleared. 0 means: not held.
+    """
+
+    @property
+    def is_held(self) -> bool:
+        """Say whether the segments may have to take their places again."""
+        return self.winners_end > 0
+
+    @property
+    def base_offset(self) -> int:
+        """Return the first offset of the segments; there is at least one."""
+        return self.segments[0].base_offset
+
+    @property
+    def next_offset(self) -> int:
+        """Return the first offset after the segments."""
+        return self.segments[len(self.segments) - 1].next_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """
+    Offsets of which compactions took records out, and whose replaced segments are not held.
+
+    If an election cuts a winner off the archive, only the new leader's log can bring the records back.
+    """
+
+    base_offset: int
+    """Nothing below it went in this way."""
+    winners_end: int
+    """Exclusive: all winners lie below it."""
+
+    def joined(self, other: Unsettled | None) -> Unsettled:
+        """Return what stands for both."""
+        if other is None:
+            return self
+        return Unsettled(min(self.base_offset, other.base_offset), max(self.winners_end, other.winners_end))

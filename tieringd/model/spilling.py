@@ -13,6 +13,7 @@ that are spilled are replaced. Bytes and names are for `formats`, what is spille
 from __future__ import annotations
 
 from dataclasses import replace
+from heapq import merge
 from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -94,9 +95,8 @@ def with_parts(manifest: PartitionManifest, parts: Sequence[SpilloverManifest]) 
         manifest,
         segments=SegmentTable.joined([held, manifest.segments]) if held else manifest.segments,
         gaps=(*gaps, *manifest.gaps),
-        retired=tuple(
-            sorted([*_retired(whole, spillover), *manifest.retired], key=attrgetter("retired_at_ms"))
-        ),
+        # Not sorted: compactions are undone in the order in which they are noted, whatever a clock said.
+        retired=tuple(merge(_retired(whole, spillover), manifest.retired, key=attrgetter("retired_at_ms"))),
         spillover=_left(spillover, held, gaps, parts[0].previous),
     )
 
@@ -118,7 +118,7 @@ def live_piece(manifest: PartitionManifest) -> PartitionManifest:
     """Return what the live manifest itself holds of an archive, likewise."""
     if manifest.spillover is None:
         return manifest
-    return replace(manifest, start_offset=manifest.live_offset, spillover=None, retired=())
+    return replace(manifest, start_offset=manifest.live_offset, spillover=None, retired=(), unsettled=None)
 
 
 def spillover_expired(manifest: PartitionManifest, gone: SegmentTable, *, now_ms: int) -> PartitionManifest:

@@ -15,17 +15,22 @@ Nothing takes the place of what a job has rewritten: an erased record would come
 has that and more, and the log is trimmed, the rest may be replaced piece by piece; the file would stay for
 ever otherwise. What is spilled is passed over; the archiver takes back whatever the local log still holds.
 
+A tombstone may go only where all that the archive has before it is what the log has there: see `Tombstones`,
+and `policies.record_removal` for the rule.
+
 This decides nothing about trimming. A segment whose file is not what the archive holds is never trimmed,
 before and after this.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 from tieringd.policies.local_retention import retention_time_ms
+from tieringd.policies.record_removal import may_drop_tombstones
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -59,12 +64,24 @@ RunIdentity: TypeAlias = tuple[tuple[int, int, int], ...]
 """Of each file of a run: it changes when the bytes may have changed."""
 
 
+class Tombstones(Enum):
+    """What becomes of tombstones that the archive has, and a cleaned run has not any more."""
+
+    GO = "go"
+    """All that can be read before the run is what the log has there: no older record of a key is left."""
+    WAIT = "wait"
+    """It will be, once earlier runs of the same plan are replaced."""
+    STAY = "stay"
+    """The archive may have what they hide."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reupload:
     """Local segments, and the archived ones whose place they take, or a part of them takes."""
 
     segments: tuple[LocalSegment, ...]
     replaced: tuple[RemoteSegment, ...]
+    tombstones: Tombstones = field(default=Tombstones.STAY, compare=False)
 
     @property
     def base_offset(self) -> int:
@@ -206,6 +223,13 @@ class _Walk:
         differing: Collection[RunIdentity],
     ) -> None:
         self._table = manifest.segments
+        self._readable_from = manifest.start_offset
+        self._alike_from: int | None = None
+        """From here on, up to the run, the archive is what the log is; None where the run begins."""
+        self._expected: int | None = None
+        """Where the next file begins if none is missing."""
+        self._has_earlier = False
+        """Whether that is so only once an earlier run is replaced."""
         self._is_reframed = log.is_reframed
         self._is_trimmed = is_trimmed
         self._failed = failed
@@ -217,6 +241,10 @@ class _Walk:
 
     def take(self, segment: LocalSegment, why_not: str) -> None:
         """Look at the next segment, which is left alone if *why_not* says why."""
+        if segment.base_offset != self._expected:
+            # Files are missing in between, and the archive may have what was in them.
+            self._alike_from = None
+        self._expected = segment.next_offset
         self._run.append(segment)
         if why_not or segment.next_offset is None:
             self._run.pop()
@@ -238,16 +266,34 @@ class _Walk:
         """Pass the run over."""
         self.passed += [PassedOver(one.base_offset, reason) for one in self._run]
         self._run = []
+        self._alike_from = None
+
+    def _tombstones(self, base_offset: int) -> Tombstones:
+        """Return what becomes of the tombstones of a run that begins there."""
+        looked_from = base_offset if self._alike_from is None else self._alike_from
+        if not may_drop_tombstones(looked_from=looked_from, readable_from=self._readable_from):
+            return Tombstones.STAY
+        return Tombstones.WAIT if self._alike_from is not None and self._has_earlier else Tombstones.GO
+
+    def _note_alike(self, base_offset: int) -> None:
+        if self._alike_from is None:
+            self._alike_from, self._has_earlier = base_offset, False
 
     def _judge(self, found: Reupload) -> None:
         reason = self._why_not_smaller(found)
-        if reason:
+        if reason == AS_LARGE:
+            self._run = []
+            self.passed += [PassedOver(one.base_offset, reason) for one in found.segments]
+            self._note_alike(found.base_offset)
+        elif reason:
             if reason == REWRITTEN and self._may_go_in_parts(found):
                 self.beside_rewritten.append(found)
             self.end(reason)
         else:
             self._run = []
-            self.reuploads.append(found)
+            self.reuploads.append(replace(found, tombstones=self._tombstones(found.base_offset)))
+            self._note_alike(found.base_offset)
+            self._has_earlier = True
 
     def _may_go_in_parts(self, found: Reupload) -> bool:
         return (

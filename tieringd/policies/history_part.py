@@ -46,6 +46,7 @@ def history_part(manifest: PartitionManifest, *, end_offset: int, next_start: in
         gaps=gaps,
         epochs=(),
         retired=(),
+        unsettled=None,
         crossing=(),
         spillover=manifest.spillover if manifest.start_offset < end_offset else None,
     )

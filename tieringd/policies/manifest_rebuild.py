@@ -201,6 +201,8 @@ def _gone_on(
         translation=known.translation,
         allowed_local_start_offset=known.allowed_local_start_offset,
         expired_at_ms=known.expired_at_ms,
+        # Which objects were held is not kept: only a log can bring back what compactions took out.
+        unsettled=known.released([one for one in known.retired if one.is_held], is_settled=False).unsettled,
     )
 
 

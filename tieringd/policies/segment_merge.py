@@ -8,7 +8,8 @@ one that holds such a segment already waits until it is full, else each new segm
 whole run copied again. So a byte is moved by merging at most twice.
 
 Nothing is joined over the first offset of a leader epoch or a bound of what was replaced: that is where
-logs part, and an archive is cut back to where segments meet. Nor over a gap, nor is what an earlier
+logs part, and an archive is cut back to where segments meet. Nor over the bounds of what is held for a
+compaction, which may take its place again (`policies.record_removal`). Nor over a gap, nor is what an earlier
 attempt could not merge: it is passed over for good. A merged segment fits into a file of a broker.
 
 This is not compaction, which drops records. What is merged holds every byte of its parts, in order.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -174,7 +176,7 @@ class _Walk:
         self._sizes = manifest.segments.column("size_bytes")
         self._limits = limits
         self._failed = sorted((one.base_offset, one.next_offset) for one in failed)
-        self._borders = sorted(joining_borders(manifest))
+        self._borders = sorted(chain(joining_borders(manifest), _bounds_of_held(manifest)))
         self._rows: list[int] = []
         self._size_bytes = 0
         self.runs: list[MergeRun] = []
@@ -269,6 +271,14 @@ def joining_borders(manifest: PartitionManifest) -> Iterable[int]:
     for one in manifest.replacements:
         yield one.base_offset
         yield one.last_offset + 1
+
+
+def _bounds_of_held(manifest: PartitionManifest) -> Iterable[int]:
+    """Yield where what is held begins and ends."""
+    for one in manifest.retired:
+        if one.is_held:
+            yield from one.segments.column("base_offset")
+            yield one.next_offset
 
 
 def _rows_before(table: SegmentTable, offset: int) -> int:

@@ -6,14 +6,16 @@ First the manifest no longer names them, and from then on they do not exist for 
 objects follow after a delay, for readers that began before. Each step is a commit under our leader
 epoch; a crash between them leaves a manifest that says what is still to be deleted.
 
-What goes, and why the rest stays, is decided in `policies.total_retention`.
+What compactions replaced is held for longer: until no election can cut off what they rest on.
+
+What goes, and why the rest stays, is decided in `policies.total_retention` and `policies.record_removal`.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, takewhile
 from typing import TYPE_CHECKING
@@ -24,16 +26,18 @@ from tieringd.archive.retired_objects import unnamed
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_deleted, spillover_expired
+from tieringd.policies.record_removal import LogLook, plan_release
 from tieringd.policies.total_retention import FirstLook, expiry_due_ms, plan_total_retention
 from tieringd.policies.user_deletion import users_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Retired
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.policies.total_retention import TotalRetentionPlan
@@ -47,6 +51,10 @@ SPILLED_PARTS_MAX = 16
 """Spillover manifests that one look goes through: what expires later is for later looks."""
 DELETED_AT_ONCE_MAX = 500
 """Segments whose objects are deleted in one step: uploads do not wait long behind a large deletion."""
+
+
+LOOKS_TO_RELEASE = 2
+"""A broker that crashed may show a log start that comes back lower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +92,9 @@ class ArchiveRetention:
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._last: _Look | None = None
         self._first: FirstLook | None = None
+        self._log_looks: tuple[LogLook, ...] = ()
+        """The last two, at most."""
+        self._log_seen: Observation | None = None
 
     async def step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """
@@ -106,6 +117,7 @@ class ArchiveRetention:
 
     async def _step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         delay_ms = seen.topic.retention_pace.delete_delay_ms
+        stored = await self._release(stored, seen)
         stored, deleted = await self._delete_spilled(stored, delay_ms=delay_ms)
         if not deleted:
             stored, deleted = await self._delete_retired(stored, delay_ms=delay_ms)
@@ -117,7 +129,7 @@ class ArchiveRetention:
     def due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return from when on a step has something to do, if nothing but the time changes."""
         pace = seen.topic.retention_pace
-        times = [one.retired_at_ms for one in manifest.retired[:1]]
+        times = [one.retired_at_ms for one in islice(_free(manifest), 1)]
         if manifest.spillover is not None:
             times += [one.retired_at_ms for one in manifest.spillover.retired[:1]]
         retired_at_ms = min(times, default=math.inf)
@@ -127,6 +139,37 @@ class ArchiveRetention:
         if self._last is not None:
             look_ms = max(look_ms, self._last.at_ms + pace.interval_ms)
         return min(retired_at_ms + pace.delete_delay_ms, look_ms)
+
+    async def _release(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
+        """
+        Stop holding what compactions replaced, where two looks at the log say that it is settled.
+
+        A commit of its own: objects go only after it, so that what is held can always take its place again.
+        """
+        if seen is self._log_seen:
+            return stored
+        self._log_seen = seen
+        topic = seen.topic
+        look = LogLook(
+            seen.bounds.log_start_offset,
+            keeps_all=topic.is_compact_only and bool(topic.never_trimmed_because),
+        )
+        self._log_looks = (*self._log_looks[-1:], look)
+        manifest = stored.existing
+        if len(self._log_looks) < LOOKS_TO_RELEASE:
+            return stored
+        release = plan_release(manifest, self._log_looks)
+        if not release or not await self._claim.is_current():
+            return stored
+        left = manifest.released(release.settled).released(release.in_log, is_settled=False)
+        if release.is_all_settled:
+            left = replace(left, unsettled=None)
+        self._log.info(
+            "what compactions replaced is not held any more",
+            settled=len(release.settled),
+            in_log=len(release.in_log),
+        )
+        return await self._claim.commit(stored, left)
 
     def _is_due(self, manifest: PartitionManifest, seen: Observation) -> bool:
         """Say whether it is time for a look; a clock that was set back does not put one off."""
@@ -236,7 +279,7 @@ class ArchiveRetention:
         # In their order, which is not that of time where a clock was set back: the first ones are forgotten.
         due = [
             one.segments
-            for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= now_ms, manifest.retired)
+            for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= now_ms, _free(manifest))
         ]
         # A leader that does not know yet that it was deposed leaves this to its successor.
         if not due or not await self._claim.is_current():
@@ -265,6 +308,11 @@ def _without(
     if plan.inside_offset is None:
         return left
     return left.starting_inside(table[plan.segments], plan.inside_offset, now_ms=now_ms)
+
+
+def _free(manifest: PartitionManifest) -> Iterator[Retired]:
+    """Yield what has left *manifest* and is not held, in its order."""
+    return (one for one in manifest.retired if not one.is_held)
 
 
 def _smaller(one: int | None, other: int | None) -> int | None:

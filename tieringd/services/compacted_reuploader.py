@@ -9,6 +9,11 @@ deletion. A crash after any of them leaves at most objects that nothing names.
 
 Beside what a job has rewritten parts of a file replace single segments: they are copied as slices of it.
 
+Where a cleaner has dropped a tombstone that the archive still needs, the archived segments are written anew
+instead, without what else the cleaner dropped. Rebuild knows of that by a record that is stored just before
+the commit. What is replaced is held while an election could lose what it was dropped for
+(`policies.record_removal`).
+
 What replaces what is decided in `policies.compacted_reupload`. A file that cannot be read is remembered as
 it is now, for as long as this object lives, and tried again only when it has changed.
 """
@@ -22,14 +27,22 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.errors import CorruptDataError, LocalFileError, TieringError
+from tieringd.errors import (
+    CorruptDataError,
+    FencedError,
+    LocalFileError,
+    ObjectNotFound,
+    TieringError,
+)
 from tieringd.model.segment import SegmentSlice
 from tieringd.policies.compacted_reupload import (
+    Tombstones,
     parts_to_go,
     plan_reuploads,
     reuploaded_segment,
     same_sized_head,
 )
+from tieringd.policies.record_removal import winners_end_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +51,7 @@ if TYPE_CHECKING:
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
-    from tieringd.model.segment import LocalSegment, RemoteSegment
+    from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment
     from tieringd.policies.compacted_reupload import Reupload, ReuploadPlan, RunIdentity
     from tieringd.services.claim import Claim
     from tieringd.services.observation import Observation
@@ -57,14 +70,22 @@ class CompactedReupload:
     def __init__(
         self,
         reupload: Reupload,
-        copies: tuple[CopiedSegment, ...],
+        segments: tuple[RemoteSegment, ...],
+        crossing: tuple[CrossingTransaction, ...],
+        seen: Observation,
         *,
+        remote_log: RemoteLog,
         metrics: Metrics,
         now_ms: Callable[[], int],
     ) -> None:
         self._replaced = reupload.replaced
-        self._segments = tuple(reuploaded_segment(copy.remote, reupload.replaced) for copy in copies)
-        self._crossing = tuple(chain.from_iterable(copy.crossing for copy in copies))
+        self._segments = segments
+        self._crossing = crossing
+        self._winners_end = winners_end_of(seen.log)
+        topic = seen.topic
+        # Where nothing trims the log, each replica has what is replaced here.
+        self._is_held = not (topic.is_compact_only and topic.never_trimmed_because)
+        self._remote_log = remote_log
         self._metrics = metrics.reuploaded
         self._now_ms = now_ms
 
@@ -85,12 +106,18 @@ class CompactedReupload:
             topic=partition.topic, partition=partition.partition, base_offset=segments[0].base_offset
         )
         found = manifest.segments.overlapping(segments[0].base_offset, segments[-1].next_offset)
-        if found != self._replaced:
+        if found != self._replaced or manifest.next_offset < self._winners_end:
             if found != segments:
                 said.info("segments to be replaced by compacted ones have changed meanwhile")
             return stored
-        changed = manifest.compacted(segments, now_ms=self._now_ms(), crossing=self._crossing)
-        stored = await claim.commit(stored, changed)
+        changed = manifest.compacted(
+            segments,
+            now_ms=self._now_ms(),
+            crossing=self._crossing,
+            winners_end=self._winners_end,
+            is_held=self._is_held,
+        )
+        stored = await self._committed(claim, stored, changed)
         bytes_before = sum(one.size_bytes for one in self._replaced)
         bytes_after = sum(one.size_bytes for one in segments)
         self._metrics.segments.labels(partition.topic).inc(len(self._replaced))
@@ -105,6 +132,19 @@ class CompactedReupload:
             bytes_after=bytes_after,
         )
         return stored
+
+    async def _committed(
+        self, claim: Claim, stored: StoredManifest, changed: PartitionManifest
+    ) -> StoredManifest:
+        segments = self._segments
+        if not any(one.is_rewritten for one in segments):
+            return await claim.commit(stored, changed)
+        record_key = await self._remote_log.record_compaction(changed.partition, self._replaced, segments)
+        try:
+            return await claim.commit(stored, changed)
+        except FencedError:
+            await self._remote_log.forget_compaction(record_key)
+            raise
 
 
 class CompactedReuploader:
@@ -195,33 +235,85 @@ class CompactedReuploader:
         """
         Store the objects of *reupload*; None when its files cannot be read, or are not smaller after all.
 
+        None as well where it waits for an earlier one of its plan: a later plan has it again.
+
         Raises:
             RetryableError: The store or the file is in the way; another attempt may do it.
             StorageError: An operator must act.
         """
-        copies: list[CopiedSegment] = []
-        # Where files are kept in another form, only reading them tells their size in this one.
-        room = reupload.archived_bytes if seen.log.is_reframed else None
         try:
-            for segment in reupload.segments:
-                copy = await self._remote_log.copy_segment(
-                    self._leadership, seen.log, _part_of(segment, reupload), bytes_below=room
-                )
-                if copy is None:
-                    self._failed.add(reupload.identity)
-                    return None
-                room = None if room is None else room - copy.remote.size_bytes
-                copies.append(copy)
+            if not await self._needs_tombstones(reupload):
+                return await self._copied(seen, reupload)
+            if reupload.tombstones is not Tombstones.WAIT:
+                return await self._with_tombstones(seen, reupload)
         except LocalFileError as error:
             self._attempts[reupload] += 1
             if self._attempts[reupload] < ATTEMPTS_MAX:
                 raise
             self._give_up(reupload, error)
-            return None
-        except CorruptDataError as error:
+        except (CorruptDataError, ObjectNotFound) as error:
             self._give_up(reupload, error)
-            return None
-        return CompactedReupload(reupload, tuple(copies), metrics=self._metrics, now_ms=self._now_ms)
+        return None
+
+    async def _copied(self, seen: Observation, reupload: Reupload) -> CompactedReupload | None:
+        """Store the files as they are; None where they are not smaller after all."""
+        copies: list[CopiedSegment] = []
+        # Where files are kept in another form, only reading them tells their size in this one.
+        room = reupload.archived_bytes if seen.log.is_reframed else None
+        for segment in reupload.segments:
+            copy = await self._remote_log.copy_segment(
+                self._leadership, seen.log, _part_of(segment, reupload), bytes_below=room
+            )
+            if copy is None:
+                self._failed.add(reupload.identity)
+                return None
+            room = None if room is None else room - copy.remote.size_bytes
+            copies.append(copy)
+        segments = tuple(reuploaded_segment(copy.remote, reupload.replaced) for copy in copies)
+        crossing = tuple(chain.from_iterable(copy.crossing for copy in copies))
+        return self._change(seen, reupload, segments, crossing)
+
+    async def _needs_tombstones(self, reupload: Reupload) -> bool:
+        """
+        Say whether the archive still needs a tombstone that is not in the files any more.
+
+        Raises:
+            TieringError: As `RemoteLog.lacks_tombstones`.
+        """
+        partition = self._leadership.partition
+        if reupload.tombstones is Tombstones.GO and not await self._remote_log.goes_on_from_another(
+            partition
+        ):
+            return False
+        return await self._remote_log.lacks_tombstones(partition, reupload.segments, reupload.replaced)
+
+    async def _with_tombstones(self, seen: Observation, reupload: Reupload) -> CompactedReupload:
+        segments = await self._remote_log.rewrite_with_tombstones(
+            self._leadership.partition, reupload.segments, reupload.replaced
+        )
+        self._log.info(
+            "a cleaner has dropped tombstones that the archive needs; they stay",
+            base_offset=reupload.base_offset,
+            next_offset=reupload.next_offset,
+        )
+        return self._change(seen, reupload, segments, ())
+
+    def _change(
+        self,
+        seen: Observation,
+        reupload: Reupload,
+        segments: tuple[RemoteSegment, ...],
+        crossing: tuple[CrossingTransaction, ...],
+    ) -> CompactedReupload:
+        return CompactedReupload(
+            reupload,
+            segments,
+            crossing,
+            seen,
+            remote_log=self._remote_log,
+            metrics=self._metrics,
+            now_ms=self._now_ms,
+        )
 
     def _give_up(self, reupload: Reupload, error: TieringError) -> None:
         self._failed.add(reupload.identity)

@@ -3,6 +3,10 @@ The lineage keeper: sees that an archive's tail is what its partition's leader h
 
 `policies.lineage` judges; here the logs are read that it needs to know of, and the manifest is
 cut back. Nothing is uploaded, and no object is deleted: what is cut off, no manifest names.
+
+With the tail, winners of compactions may be cut off: the records that went because of them are the latest of
+their keys again. The same commit puts the held segments back. What is not held the leader's log brings back:
+the cut goes as far as such compactions reached (`policies.record_removal`).
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import structlog
 
 from tieringd.broker.open_transactions import open_transactions_at
 from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, why_too_early
+from tieringd.policies.record_removal import cut_for_unsettled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,10 +98,35 @@ class LineageKeeper:
             segments=replacement.segment_count,
             reason=plan.reason,
         )
-        manifest = manifest.cut_back(
-            plan.resume_offset, leader_epoch=self._leadership.leader_epoch, now_ms=self._now_ms()
-        )
+        now_ms = self._now_ms()
+        manifest, cut_offset = await self._winners_lost(manifest, plan.resume_offset, seen)
+        manifest = manifest.cut_back(cut_offset, leader_epoch=self._leadership.leader_epoch, now_ms=now_ms)
         return await self._claim.commit(stored, manifest), ""
+
+    async def _winners_lost(
+        self, manifest: PartitionManifest, cut_offset: int, seen: Observation
+    ) -> tuple[PartitionManifest, int]:
+        """
+        Prepare for bringing back what went because of records at *cut_offset* or after it.
+
+        Returns the manifest with all that its cut puts back, and where it has to be cut.
+        """
+        unsettled = manifest.unsettled
+        if unsettled is not None and unsettled.base_offset < cut_offset < unsettled.winners_end:
+            manifest = await self._spillovers.with_history(manifest, from_offset=unsettled.base_offset)
+            log_start_offset = max(seen.bounds.log_start_offset, seen.log.segments[0].base_offset)
+            cut_offset, missing = cut_for_unsettled(manifest, cut_offset, log_start_offset=log_start_offset)
+            if missing:
+                self._log.error("archived records cannot be brought back after an election", reason=missing)
+        undone_from = manifest.undone_from(cut_offset)
+        if undone_from is not None:
+            manifest = await self._spillovers.with_history(manifest, from_offset=undone_from)
+            self._log.warning(
+                "compactions are undone: an election has cut off records that made others go",
+                base_offset=undone_from,
+                next_offset=cut_offset,
+            )
+        return manifest, cut_offset
 
     async def _plan(self, manifest: PartitionManifest, seen: Observation) -> LineagePlan:
         judge = partial(

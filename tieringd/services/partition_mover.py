@@ -262,6 +262,8 @@ def _for_target(manifest: PartitionManifest, begin_offset: int) -> PartitionMani
     spillover = manifest.spillover
     if spillover is not None:
         spillover = replace(spillover, begin_offset=begin_offset, retired=()) if spillover.segments else None
+    # What was replaced stays in the source, so only a log can bring back what a compaction took out.
+    manifest = manifest.released([one for one in manifest.retired if one.is_held], is_settled=False)
     return replace(manifest, retired=(), spillover=spillover)
 
 

@@ -9,23 +9,32 @@ manifest does not name does not exist for readers.
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
-from itertools import pairwise
+import tempfile
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from itertools import count, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.rewriting_records import store_rewriting
 from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.broker.segment_file import position_of
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import data_key
+from tieringd.formats.object_keys import data_key, history_link_key, topic_key
+from tieringd.model.rewriting import Rewriting, RewritingKind
+from tieringd.model.segment import rewriter_of
 from tieringd.policies.epoch_history import epoch_at
 from tieringd.services.archive_cleanup import ArchiveCleanup
 from tieringd.services.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
 from tieringd.services.side_files import SideFileKind, SideFiles
+from tieringd.services.tombstone_keeper import LocalBatches, TombstoneCut
 from tieringd.services.upload_line import NO_URGENCY, Urgency
+from tieringd.storage.blocking import in_thread, in_thread_or
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.broker.layout import Layout
@@ -58,6 +67,8 @@ class RemoteLog:
         layout: Layout,
     ) -> None:
         self._store = store
+        self._writer_id = writer_id
+        self._rewritings = count()
         self._manifests = manifests
         self._reader = ArchiveReader(store)
         self._indexes = SegmentIndexes(store)
@@ -171,6 +182,113 @@ class RemoteLog:
             return ""
         finally:
             file.close()
+
+    async def lacks_tombstones(
+        self,
+        partition: TopicIdPartition,
+        segments: Sequence[LocalSegment],
+        pieces: Sequence[RemoteSegment],
+    ) -> bool:
+        """
+        Say whether local *segments*, which a cleaner has compacted, lack a tombstone that *pieces* have.
+
+        Raises:
+            CorruptDataError: A batch is wrong, or the archive does not have it.
+            LocalFileError: A file cannot be read, or is not the one that was scanned.
+            ObjectNotFound: A piece has gone from the bucket.
+            StorageUnavailable: The store does not answer.
+        """
+        async with self._batches_of(segments, pieces) as local:
+            cut = TombstoneCut(local)
+            for piece in pieces:
+                index = await self.index_of(partition, piece)
+                batches = self._reader.batches(data_key(partition, piece), index, from_offset=0)
+                async with aclosing(batches):
+                    async for batch in batches:
+                        await in_thread(cut.left_of, batch)
+                        if cut.kept_tombstones:
+                            return True
+            await in_thread(local.require_end)
+        return False
+
+    async def rewrite_with_tombstones(
+        self,
+        partition: TopicIdPartition,
+        segments: Sequence[LocalSegment],
+        pieces: Sequence[RemoteSegment],
+    ) -> tuple[RemoteSegment, ...]:
+        """
+        Store what local *segments*, which a cleaner has compacted, left of *pieces*, and all tombstones.
+
+        Each piece becomes one segment, marked as rewritten. No manifest is touched.
+
+        Raises:
+            CorruptDataError: A batch is wrong, or the archive does not have it.
+            LocalFileError: A file cannot be read, or is not the one that was scanned.
+            ObjectNotFound: A piece has gone from the bucket.
+            StorageUnavailable: The store did not take it; at most unreferenced objects remain.
+        """
+        rewriter = SegmentRewriter(
+            self._store,
+            self._reader,
+            # The same bytes have another name when they are written again after an election.
+            writer_id=f"{rewriter_of(self._writer_id)}{next(self._rewritings):04x}",
+            work_directory=Path(tempfile.gettempdir()),
+        )
+        async with self._batches_of(segments, pieces) as local:
+            cut = TombstoneCut(local)
+            done = [await rewriter.rewrite(partition, (piece,), cut) for piece in pieces]
+            await in_thread(local.require_end)
+        return tuple(one.segment for one in done)
+
+    async def record_compaction(
+        self,
+        partition: TopicIdPartition,
+        replaced: tuple[RemoteSegment, ...],
+        segments: tuple[RemoteSegment, ...],
+    ) -> str:
+        """
+        Store the record that rebuild goes by, before rewritten *segments* take their places; return its key.
+
+        Raises:
+            StorageUnavailable: It may be stored or not. Doing it again is safe.
+        """
+        rewriting = Rewriting.of(RewritingKind.COMPACTED, replaced, segments)
+        return await store_rewriting(self._store, partition, rewriting)
+
+    async def forget_compaction(self, record_key: str) -> None:
+        """Delete the record of a compaction that did not come about."""
+        await self._store.delete_many([record_key])
+
+    async def goes_on_from_another(self, partition: TopicIdPartition) -> bool:
+        """
+        Say whether the partition's topic was restored from an older archive, which is read before this one.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
+        try:
+            await self._store.head(history_link_key(topic_key(partition)))
+        except ObjectNotFound:
+            return False
+        return True
+
+    @asynccontextmanager
+    async def _batches_of(
+        self, segments: Sequence[LocalSegment], pieces: Sequence[RemoteSegment]
+    ) -> AsyncIterator[LocalBatches]:
+        opening = partial(
+            LocalBatches.opened,
+            self._layout,
+            segments,
+            base_offset=pieces[0].base_offset,
+            next_offset=pieces[-1].next_offset,
+        )
+        batches = await in_thread_or(LocalBatches.close, opening)
+        try:
+            yield batches
+        finally:
+            batches.close()
 
     async def list_segments(
         self, partition: TopicIdPartition, *, min_base_offset: int = 0

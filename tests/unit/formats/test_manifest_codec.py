@@ -18,10 +18,12 @@ from tests.golden.make_own_golden import (
     MANIFEST_V1,
     MANIFEST_V2,
     MANIFEST_V3,
+    MANIFEST_V4,
     NEW_MANIFEST,
     NEW_MANIFEST_V1,
     NEW_MANIFEST_V2,
     NEW_MANIFEST_V3,
+    NEW_MANIFEST_V4,
     NEWEST_SEGMENTS,
     OWN,
     RETIRED_SEGMENTS,
@@ -37,9 +39,9 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment import NO_CRC, NO_TIMESTAMP
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 
-GOLDEN = (OWN / "partition-manifest.v4").read_bytes()
-NEW_GOLDEN = (OWN / "partition-manifest-new.v4").read_bytes()
-WRITTEN = {"partition-manifest.v4": MANIFEST, "partition-manifest-new.v4": NEW_MANIFEST}
+GOLDEN = (OWN / "partition-manifest.v5").read_bytes()
+NEW_GOLDEN = (OWN / "partition-manifest-new.v5").read_bytes()
+WRITTEN = {"partition-manifest.v5": MANIFEST, "partition-manifest-new.v5": NEW_MANIFEST}
 READ = {
     "partition-manifest.v1": MANIFEST_V1,
     "partition-manifest-new.v1": NEW_MANIFEST_V1,
@@ -47,17 +49,25 @@ READ = {
     "partition-manifest-new.v2": NEW_MANIFEST_V2,
     "partition-manifest.v3": MANIFEST_V3,
     "partition-manifest-new.v3": NEW_MANIFEST_V3,
+    "partition-manifest.v4": MANIFEST_V4,
+    "partition-manifest-new.v4": NEW_MANIFEST_V4,
 }
 """What earlier versions wrote."""
 EXPECTED = WRITTEN | READ
-SPILLOVER = {"spillover", "trimmed_offset"}
+WINNERS = {"unsettled"}
+SPILLOVER = {"spillover", "trimmed_offset"} | WINNERS
 RETENTION = {"allowed_local_start_offset", "expired_at_ms", "retired", "crossing"} | SPILLOVER
-NEW_FIELDS = {1: {"began_at_ms", "replacements", "translation"} | RETENTION, 2: RETENTION, 3: SPILLOVER}
+NEW_FIELDS = {
+    1: {"began_at_ms", "replacements", "translation"} | RETENTION,
+    2: RETENTION,
+    3: SPILLOVER,
+    4: WINNERS,
+}
 """What came after each version."""
 
 
 def body_of(data: bytes) -> bytes:
-    return zlib.decompress(unseal(data, MAGIC, newest_version=4, kind="manifest")[1])
+    return zlib.decompress(unseal(data, MAGIC, newest_version=5, kind="manifest")[1])
 
 
 def parts_of(data: bytes) -> tuple[dict, bytes]:
@@ -67,7 +77,7 @@ def parts_of(data: bytes) -> tuple[dict, bytes]:
     return json.loads(body[4 : 4 + length]), body[4 + length :]
 
 
-def sealed(head: object, columns: bytes, version: int = 4) -> bytes:
+def sealed(head: object, columns: bytes, version: int = 5) -> bytes:
     """Return a manifest with a right checksum around any head (JSON, or bytes as they are)."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     return seal(MAGIC, version, zlib.compress(struct.pack(">I", len(text)) + text + columns))
@@ -111,6 +121,10 @@ def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(v
     assert not NEW_FIELDS[version] & head.keys()
     assert NEW_FIELDS[version] | head.keys() == HEAD.keys()
     found = decode_manifest(old)
+    assert found.unsettled is None
+    assert not any(one.is_held for one in found.retired)
+    if version == 4:
+        return
     assert found.spillover is None
     assert found.trimmed_offset == found.next_offset, "nobody noted how far trims had gone"
     if version == 3:
@@ -125,15 +139,18 @@ def test_golden_manifest_of_an_earlier_version_says_nothing_of_what_came_later(v
 
 
 @pytest.mark.parametrize("name", READ)
-def test_manifest_of_an_earlier_version_is_stored_again_as_version_4(name):
+def test_manifest_of_an_earlier_version_is_stored_again_as_version_5(name):
     """The next commit writes the newest version, and loses nothing on the way."""
     found = decode_manifest((OWN / name).read_bytes())
     again = encode_manifest(found)
-    assert again[4:6] == b"\x00\x04"
+    assert again[4:6] == b"\x00\x05"
     assert decode_manifest(again) == found == EXPECTED[name]
 
 
-@pytest.mark.parametrize(("version", "expected"), [(1, MANIFEST_V1), (2, MANIFEST_V2), (3, MANIFEST_V3)])
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [(1, MANIFEST_V1), (2, MANIFEST_V2), (3, MANIFEST_V3), (4, MANIFEST_V4)],
+)
 def test_fields_of_a_later_version_mean_nothing_in_an_earlier_one(version, expected):
     """A version says what its fields are; others in the head are not taken for them."""
     head, columns = parts_of((OWN / f"partition-manifest.v{version}").read_bytes())
@@ -142,7 +159,7 @@ def test_fields_of_a_later_version_mean_nothing_in_an_earlier_one(version, expec
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_golden_manifest_encodes_to_the_same_bytes(name):
-    """This release writes version 4. Deflate may differ between zlibs, so its input is compared."""
+    """This release writes version 5. Deflate may differ between zlibs, so its input is compared."""
     data = (OWN / name).read_bytes()
     assert body_of(files()[name]) == body_of(data)
     assert files()[name][:8] == data[:8]
@@ -150,11 +167,11 @@ def test_golden_manifest_encodes_to_the_same_bytes(name):
 
 def test_golden_manifest_is_laid_out_as_documented():
     """A reader that knows only the page of the format finds each value."""
-    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x04\x00\x00")
+    assert (GOLDEN[:4], GOLDEN[4:8]) == (b"TRDM", b"\x00\x05\x00\x00")
     assert HEAD["gaps"] == [
         [2001, 2499, "the broker deleted them first, after 7 Tage (é)", 1_700_000_850_000]
     ]
-    assert (HEAD["rows"], HEAD["retired"]) == (3, [[2, 1_700_000_820_000], [1, 1_700_000_830_000]])
+    assert (HEAD["rows"], HEAD["retired"]) == (3, [[2, 1_700_000_820_000, 0], [1, 1_700_000_830_000, 2**62]])
     assert HEAD["writers"] == [SEGMENTS[0].writer_id, SEGMENTS[1].writer_id, "5" * 32]
     assert HEAD["expired_at_ms"] == 1_700_000_830_000
     assert HEAD["epochs"] == [[0, 0], [4, 1000], [7, 2000], [2**31 - 1, 2500]]
@@ -177,6 +194,7 @@ def test_golden_manifest_is_laid_out_as_documented():
         "retired": [[570, 1_700_000_820_000], [600, 1_700_000_830_000]],
     }
     assert (HEAD["start_offset"], HEAD["trimmed_offset"]) == (603, 2500)
+    assert HEAD["unsettled"] == [2500, 2**62 + 1]
     assert parts_of(NEW_GOLDEN)[0]["translation"] is None
     assert parts_of(NEW_GOLDEN)[0]["spillover"] is None
     values = struct.unpack(f"<{6 * 12}q", COLUMN_BYTES)
@@ -239,11 +257,11 @@ def test_any_truncated_manifest_is_corrupt():
 
 def test_manifest_of_a_newer_version_says_what_to_do():
     """A host that was not upgraded names the version and the way out."""
-    data = seal(MAGIC, 5, b"whatever version 5 will hold")
+    data = seal(MAGIC, 6, b"whatever version 6 will hold")
     with pytest.raises(CorruptDataError) as caught:
         decode_manifest(data)
     assert str(caught.value) == (
-        "partition manifest has format version 5; this release reads 1 to 4. Upgrade tieringd on this host"
+        "partition manifest has format version 6; this release reads 1 to 5. Upgrade tieringd on this host"
     )
 
 

@@ -30,6 +30,7 @@ from tieringd.policies.compacted_reupload import (
     SPILLED,
     UNSTABLE,
     Reupload,
+    Tombstones,
     parts_to_go,
     plan_reuploads,
     reuploaded_segment,
@@ -342,3 +343,32 @@ def test_copy_keeps_the_age_of_what_it_replaces():
     assert retention_time_ms(newer) == TIME_MS + 500
     same = reuploaded_segment(replace(copied, max_timestamp_ms=TIME_MS + 500), old)
     assert same.broker_timestamp_ms == NO_TIMESTAMP
+
+
+GO, WAIT, STAY = Tombstones
+
+
+@pytest.mark.parametrize(
+    ("sizes", "start_offset", "expected"),
+    [
+        ((10, 10, 10), 0, {0: GO, 100: WAIT, 200: WAIT}),
+        ((1024, 10, 1024), 0, {100: GO}),
+        ((1024, 10, 10), 0, {100: GO, 200: WAIT}),
+        ((2048, 10, 10), 0, {100: STAY, 200: STAY}),
+        ((2048, 10, 10), 100, {100: GO, 200: WAIT}),
+        ((10, 2048, 10), 0, {0: GO, 200: STAY}),
+    ],
+)
+def test_tombstones_go_where_the_archive_is_what_the_log_is(sizes, start_offset, expected):
+    """From the first offset that can be read up to them; behind what is larger than archived they stay."""
+    log = local_log([0, 100, 200, 300], sizes=dict(zip([0, 100, 200], sizes, strict=True)))
+    manifest = THREE.expired(1, now_ms=1) if start_offset else THREE
+    plan = plan_reuploads(log, manifest, bounds())
+    assert {run.base_offset: run.tombstones for run in plan.reuploads} == expected
+
+
+def test_tombstones_stay_where_older_segments_were_trimmed():
+    """The archive has what the log has not any more."""
+    log = local_log([100, 200, 300], sizes={100: 10, 200: 10})
+    plan = plan_reuploads(log, THREE, bounds(log_start=100))
+    assert [run.tombstones for run in plan.reuploads] == [STAY, STAY]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.model.values import PARTITION, remote
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.manifest_parts import Gap
+from tieringd.model.manifest_parts import Gap, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction
 from tieringd.policies.epoch_history import epoch_at
@@ -324,6 +324,17 @@ def test_what_is_known_of_an_old_manifest_goes_on():
     assert (manifest.start_offset, manifest.next_offset, manifest.gaps) == (3, 35, known.gaps)
     assert (manifest.began_at_ms, manifest.expired_at_ms) == (7, 11)
     assert (manifest.translation, manifest.allowed_local_start_offset) == (translation, 20)
+    assert manifest.faults() == ()
+
+
+def test_what_an_old_manifest_held_for_compactions_is_unsettled():
+    """A rebuilt one does not know their objects any more: only a log could bring back what went."""
+    known = PartitionManifest.begin(PARTITION, start_offset=0).appended([remote(0, 9), remote(10, 19)])
+    left = remote(0, 9, writer_id="rewritten-0a", size_bytes=1)
+    known = known.compacted([left], now_ms=5, winners_end=20)
+    plan = plan_rebuild([stored(0, 9), stored(10, 19)])
+    manifest = rebuilt_manifest(PARTITION, plan, gap_reason="lost", now_ms=NOW_MS, known=known)
+    assert manifest.unsettled == Unsettled(0, 20)
     assert manifest.faults() == ()
 
 

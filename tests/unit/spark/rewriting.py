@@ -13,6 +13,7 @@ from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import SegmentSwap
 from tieringd.formats.object_keys import data_key
 from tieringd.model.segment import REWRITER_PREFIX
+from tieringd.policies.record_removal import CompactionBasis
 from tieringd.policies.rewriting import Remainder, plan_rewrites
 from tieringd.spark.key_eraser import ErasureCut
 from tieringd.spark.latest_records import CompactionRules, LatestCut, LatestKeys
@@ -65,8 +66,16 @@ class Job:
 
     async def compact(self, *, target_bytes: int = PLENTY, **rules: object) -> Swapped | None:
         """Compact the partition; None where nothing would go."""
-        prepared = await self.compacted(await self.manifest(), target_bytes=target_bytes, **rules)
-        return await self.swap.rewrite(self.partition, prepared, is_whole=True) if prepared else None
+        manifest = await self.manifest()
+        prepared = await self.compacted(manifest, target_bytes=target_bytes, **rules)
+        return await self.swap_in(manifest, prepared) if prepared else None
+
+    async def swap_in(
+        self, manifest: PartitionManifest, prepared: Collection[Successor], *, has_log: bool = True
+    ) -> Swapped:
+        """Name what was stored of *manifest*, all of which was read; a broker may have the log."""
+        basis = CompactionBasis(manifest.segments, manifest.replacements, has_log)
+        return await self.swap.rewrite(self.partition, prepared, is_whole=True, basis=basis)
 
     async def compacted(
         self, manifest: PartitionManifest, *, target_bytes: int = PLENTY, **rules: object

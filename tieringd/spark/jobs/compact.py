@@ -5,6 +5,9 @@ Keys are compared as they are, and by no hash: a collision would be a lost recor
 shuffle, and values through none; the winners' offsets go to whoever rewrites their segments. A partition is
 swapped in one commit when all its new segments are stored. So a job that dies leaves each partition as it
 was, or done; and another run does the rest, as it writes nothing where nothing would go.
+
+A record may go only as `policies.record_removal` says. Where a broker may still have the log, the replaced
+segments are held until its start has passed all that was read; the daemon of that partition sees to it.
 """
 
 from __future__ import annotations
@@ -100,7 +103,8 @@ def compact(
     Segments of what a broker's log may still hold are not joined, unless the topic is deleted there, or
     there is no broker any more: *has_broker* is false. What is replaced is deleted by the daemon that
     archives the topic. Where there is none, this deletes what was replaced at least *delete_after_ms* ago,
-    by this run or another. A dry run reads as much, and changes nothing: its report says what would go.
+    by this run or another; where a broker may have the log, what is held stays. A dry run reads as much,
+    and changes nothing: its report says what would go.
 
     Raises:
         ObjectNotFound: The bucket holds no such topic.
@@ -125,7 +129,8 @@ def compact(
                 job.compact(with_any)
     if delete_after_ms is not None and not is_dry_run:
         named = [one.partition for one in chosen.partitions]
-        bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))
+        without_log = frozenset(named) - with_log
+        bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms, without_log=without_log))
     figures: dict[str, Value] = {
         "topics": len(chosen.topics),
         "partitions": len(chosen.partitions),
@@ -315,5 +320,8 @@ class _Compaction:
             self._outcome.faults += [f"{partition}: it is left as it is: {fault}" for fault in faults]
             return
         successors = [each for each in done if not isinstance(each, str)]
-        swapping = swap(self._bucket, partition, successors, self._outcome, kind=SwapKind.COMPACTED)
+        basis = one.basis(has_log=partition in self._with_log)
+        swapping = swap(
+            self._bucket, partition, successors, self._outcome, kind=SwapKind.COMPACTED, basis=basis
+        )
         self._bucket.run(swapping)

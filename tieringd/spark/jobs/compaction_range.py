@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import history_link_key, topic_key
 from tieringd.model.segment import NO_TIMESTAMP
+from tieringd.policies.record_removal import CompactionBasis, may_drop_tombstones
 from tieringd.spark.jobs.compaction_tasks import Run
 from tieringd.spark.latest_records import CompactionRules
 
@@ -47,6 +48,10 @@ class CompactionRange:
         parts = tuple(segments[row] for row in rows)
         return Run(self.manifest.partition, parts, self.rules, removed_records)
 
+    def basis(self, *, has_log: bool) -> CompactionBasis:
+        """Return what was read for it; *has_log* says whether a broker may have the partition's log."""
+        return CompactionBasis(self.segments, self.manifest.replacements, has_log)
+
 
 async def compaction_range(
     bucket: Bucket, manifest: PartitionManifest, options: CompactOptions, *, now_ms: int
@@ -64,10 +69,11 @@ async def compaction_range(
         if (uploaded_at_ms if newest_ms == NO_TIMESTAMP else newest_ms) > limit_ms:
             break
         rows += 1
-    goes_on = await _goes_on_from_another(bucket, manifest)
+    readable_from = None if await _goes_on_from_another(bucket, manifest) else manifest.start_offset
+    drops_tombstones = may_drop_tombstones(looked_from=manifest.start_offset, readable_from=readable_from)
     rules = CompactionRules(
         manifest.start_offset,
-        None if goes_on else now_ms - options.delete_retention_ms,
+        now_ms - options.delete_retention_ms if drops_tombstones else None,
         drops_keyless=options.drops_keyless,
     )
     return CompactionRange(manifest, manifest.segments.head(rows), rules)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
+from tieringd.archive.segment_swap import held_in
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.erasure_record import (
@@ -45,6 +46,7 @@ from tieringd.spark.jobs.swapping import (
     SwapKind,
     SwappedPartition,
     delete_replaced,
+    end_holding,
     swap,
     what_is_done_is_told,
 )
@@ -152,6 +154,9 @@ def erase(
                 looked = spark.sparkContext.parallelize(todo, max(1, len(todo))).flatMap(eraser).collect()
             segments_read += sum(len(one.segments) for one in some)
             reached.note(some, _swap(bucket, looked, outcome))
+            # What a compaction has replaced may have the keys too, and could take its place again.
+            holding = [one.partition for one in some if held_in(one)]
+            bucket.run(end_holding(bucket, holding, outcome))
 
     named = [one.partition for one in chosen.partitions]
     if delete_after_ms is not None:

@@ -14,10 +14,11 @@ from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.spark.jobs.report import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from tieringd.archive.segment_swap import Successor, Swapped
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.record_removal import CompactionBasis
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.report import Value
 
@@ -126,19 +127,21 @@ async def swap(
     outcome: Outcome,
     *,
     kind: SwapKind,
+    basis: CompactionBasis | None = None,
 ) -> None:
-    """Put *successors* in their places in one partition; what is in the way is told in *outcome*."""
-    segment_swap = SegmentSwap(
-        bucket.store,
-        bucket.manifests,
-        now_ms=wall_clock_ms,
-        target_manifest_bytes=bucket.config.cloud_storage_target_manifest_size_bytes,
-    )
+    """
+    Put *successors* in their places in one partition; what is in the way is told in *outcome*.
+
+    *basis* is what was read for a compaction.
+    """
+    segment_swap = _swap_in(bucket)
 
     async def put_in_place() -> Swapped:
         if kind is SwapKind.MERGED:
             return await segment_swap.merge(partition, successors)
-        return await segment_swap.rewrite(partition, successors, is_whole=kind is SwapKind.COMPACTED)
+        return await segment_swap.rewrite(
+            partition, successors, is_whole=kind is SwapKind.COMPACTED, basis=basis
+        )
 
     outcome.has_begun = True
     try:
@@ -157,21 +160,51 @@ async def swap(
         return
     if swapped.done:
         outcome.swapped.append(SwappedPartition(partition, swapped.done, swapped.retired_at_ms))
-    if swapped.left:
+    if swapped.left_because:
+        outcome.faults.append(
+            f"{partition}: its segments are as they were: {swapped.left_because}. Run the job again"
+        )
+    elif swapped.left:
         outcome.faults.append(
             f"{partition}: {swapped.left} new segments were not needed: {CHANGED_MEANWHILE}"
         )
 
 
+async def end_holding(bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome) -> None:
+    """End the holding of what compactions replaced in *partitions*, which an erasure has gone over."""
+    segment_swap = _swap_in(bucket)
+    for partition in partitions:
+        try:
+            await segment_swap.release(partition)
+        except TieringError as error:
+            outcome.faults.append(
+                f"{partition}: segments that a compaction replaced may still have one of the keys, and take "
+                f"their places again after an election: {error}. Run the job again"
+            )
+
+
 async def delete_replaced(
-    bucket: Bucket, partitions: Sequence[TopicIdPartition], outcome: Outcome, *, after_ms: int
+    bucket: Bucket,
+    partitions: Sequence[TopicIdPartition],
+    outcome: Outcome,
+    *,
+    after_ms: int,
+    without_log: Container[TopicIdPartition] = (),
 ) -> None:
-    """Delete the objects of what left these partitions' manifests at least *after_ms* ago."""
+    """
+    Delete the objects of what left these partitions' manifests at least *after_ms* ago.
+
+    What is held for compactions goes only in partitions *without_log*: no broker has a log of them.
+    """
     until_ms = wall_clock_ms() - after_ms
     for partition in partitions:
         try:
             deleted = await delete_retired(
-                bucket.store, bucket.manifests, partition, retired_until_ms=until_ms
+                bucket.store,
+                bucket.manifests,
+                partition,
+                retired_until_ms=until_ms,
+                keeps_held=partition not in without_log,
             )
         except StorageUnavailable as error:
             # Each of the others would wait for the store as well.
@@ -183,6 +216,15 @@ async def delete_replaced(
             outcome.faults.append(f"{partition}: objects that nothing names any more are left: {error}")
         else:
             outcome.deleted_segments += len(deleted)
+
+
+def _swap_in(bucket: Bucket) -> SegmentSwap:
+    return SegmentSwap(
+        bucket.store,
+        bucket.manifests,
+        now_ms=wall_clock_ms,
+        target_manifest_bytes=bucket.config.cloud_storage_target_manifest_size_bytes,
+    )
 
 
 def _bytes_before(swapped: SwappedPartition) -> int:

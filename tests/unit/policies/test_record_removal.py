@@ -1,0 +1,253 @@
+"""The rule for dropping a record: what may go, what is held, and what an election brings back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.model.values import PARTITION, remote
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Unsettled
+from tieringd.policies.record_removal import (
+    CompactionBasis,
+    LogLook,
+    cut_for_unsettled,
+    may_drop_tombstones,
+    plan_release,
+    why_winners_may_be_gone,
+)
+from tieringd.policies.segment_merge import MergeLimits, plan_merges
+from tieringd.services.partition_mover import _for_target
+
+
+def segment(number, *, writer_id="0a", size_bytes=100):
+    """Return a segment of ten offsets."""
+    return remote(number * 10, number * 10 + 9, writer_id=writer_id, size_bytes=size_bytes, leader_epoch=0)
+
+
+def archive(segments=5) -> PartitionManifest:
+    """Return an archive of so many segments."""
+    return PartitionManifest.begin(PARTITION, start_offset=0).appended(
+        [segment(number) for number in range(segments)], [(0, 0)]
+    )
+
+
+def compacted(manifest, *numbers, writer="e1", winners_end=50, is_held=True) -> PartitionManifest:
+    """Return an archive in which some neighbouring segments were compacted, each for itself."""
+    left = [segment(number, writer_id=f"rewritten-{writer}", size_bytes=10) for number in numbers]
+    return manifest.compacted(left, now_ms=numbers[0], winners_end=winners_end, is_held=is_held)
+
+
+def writers(manifest) -> list[str]:
+    """Return who has written each segment."""
+    return [one.writer_id for one in manifest.segments]
+
+
+def basis(manifest, rows=5, *, has_log=True) -> CompactionBasis:
+    return CompactionBasis(manifest.segments.head(rows), manifest.replacements, has_log)
+
+
+def test_cut_that_loses_a_winner_puts_the_originals_back():
+    """The compacted segments leave with it, and their objects are to be deleted."""
+    before = archive()
+    after = compacted(before, 0, 1).cut_back(40, leader_epoch=1, now_ms=9)
+    assert list(after.segments) == list(before.segments)[:4]
+    assert [(one.segments[0].writer_id, one.is_held) for one in after.retired] == [("rewritten-e1", False)]
+    assert after.faults() == ()
+
+
+def test_cut_behind_all_winners_undoes_nothing():
+    """What was compacted stays, and its originals are held on."""
+    manifest = compacted(archive(), 0, 1, winners_end=30)
+    after = manifest.cut_back(30, leader_epoch=1, now_ms=9)
+    assert writers(after) == ["rewritten-e1", "rewritten-e1", "0a"]
+    assert after.retired == manifest.retired
+
+
+def test_later_compactions_are_undone_with_an_earlier_one():
+    """The later one may have dropped the tombstone of what the earlier one brings back."""
+    manifest = compacted(compacted(archive(), 0, winners_end=50), 2, writer="e2", winners_end=30)
+    assert writers(manifest.cut_back(40, leader_epoch=1, now_ms=9)) == ["0a"] * 4
+
+
+def test_compaction_of_a_compaction_is_undone_alone():
+    """Of two of the same segments the first stays where its winners are all there."""
+    manifest = compacted(compacted(archive(), 0, 1, winners_end=30), 0, 1, writer="e2", winners_end=50)
+    assert writers(manifest.cut_back(40, leader_epoch=1, now_ms=9)) == [
+        "rewritten-e1",
+        "rewritten-e1",
+        "0a",
+        "0a",
+    ]
+
+
+def test_joined_segments_come_apart_again():
+    """One that was made of three gives way to them."""
+    joined = remote(0, 29, writer_id="rewritten-e1", size_bytes=10, leader_epoch=0)
+    manifest = archive().compacted([joined], now_ms=1, winners_end=50)
+    after = manifest.cut_back(40, leader_epoch=1, now_ms=9)
+    assert list(after.segments) == list(archive().segments)[:4]
+
+
+def test_what_has_expired_does_not_come_back():
+    """Retention took the oldest compacted segment: its original stays away."""
+    manifest = compacted(archive(), 0, 1).expired(1, now_ms=5)
+    after = manifest.cut_back(40, leader_epoch=1, now_ms=9)
+    assert [one.base_offset for one in after.segments] == [10, 20, 30]
+    assert writers(after) == ["0a"] * 3
+    assert not any(one.is_held for one in after.retired)
+    assert after.faults() == ()
+
+
+def test_an_erasure_ends_the_holding():
+    """What was replaced is not put back; only the log could bring it back."""
+    manifest = compacted(archive(), 0, 1)
+    after = manifest.released(manifest.retired, is_settled=False)
+    assert after.unsettled == Unsettled(0, 50)
+    assert writers(after.cut_back(40, leader_epoch=1, now_ms=9)) == [
+        "rewritten-e1",
+        "rewritten-e1",
+        "0a",
+        "0a",
+    ]
+
+
+def test_held_segments_are_not_forgotten():
+    """Objects that may be needed again are not counted as deleted."""
+    manifest = compacted(compacted(archive(), 0, winners_end=50), 2, writer="e2", winners_end=0)
+    assert manifest.forgotten(1).retired == manifest.retired[:1]
+
+
+@pytest.mark.parametrize(
+    ("log_starts", "settled"), [([50, 50], 1), ([50, 49], 0), ([49, 50], 0), ([90, 70], 1), ([], 0)]
+)
+def test_winners_below_the_log_start_are_settled(log_starts, settled):
+    """In each look at the log."""
+    manifest = compacted(archive(), 0, 1)
+    looks = [LogLook(one, keeps_all=False) for one in log_starts]
+    release = plan_release(manifest, looks)
+    assert (len(release.settled), release.in_log, bool(release)) == (settled, (), bool(settled))
+
+
+def test_a_later_compaction_is_held_with_an_earlier_one():
+    """It could not be undone alone."""
+    manifest = compacted(compacted(archive(), 0, winners_end=50), 2, writer="e2", winners_end=30)
+    assert not plan_release(manifest, [LogLook(40, keeps_all=False)] * 2)
+    assert len(plan_release(manifest, [LogLook(50, keeps_all=False)] * 2).settled) == 2
+
+
+def test_log_that_is_never_trimmed_holds_the_records_itself():
+    """As far back as it begins. What lies before is held for good."""
+    manifest = compacted(archive(), 1)
+    looks = [LogLook(10, keeps_all=True)] * 2
+    assert plan_release(manifest, looks).in_log == manifest.retired
+    assert not plan_release(manifest, [LogLook(11, keeps_all=True)] * 2)
+    assert not plan_release(manifest, [looks[0], LogLook(10, keeps_all=False)])
+    assert not plan_release(manifest, [looks[0], LogLook(5, keeps_all=True)]), "it was trimmed after all"
+
+
+def test_what_nobody_can_read_any_more_is_settled():
+    """Retention took all of it."""
+    manifest = compacted(archive(), 0).expired(1, now_ms=5)
+    assert len(plan_release(manifest, [LogLook(0, keeps_all=False)] * 2).settled) == 1
+
+
+def test_unsettled_offsets_settle_like_the_others():
+    """Once all winners lie below the log's start."""
+    manifest = compacted(archive(), 1, is_held=False)
+    assert not plan_release(manifest, [LogLook(49, keeps_all=False)] * 2)
+    assert plan_release(manifest, [LogLook(50, keeps_all=False)] * 2).is_all_settled
+
+
+@pytest.mark.parametrize(
+    ("cut_offset", "log_start_offset", "expected", "is_lost"),
+    [
+        (40, 0, 10, False),
+        (40, 10, 10, False),
+        (40, 11, 20, True),
+        (40, 35, 40, True),
+        (40, 99, 40, True),
+        (10, 0, 10, False),
+        (50, 0, 50, False),
+    ],
+)
+def test_log_takes_the_place_of_what_is_not_held(cut_offset, log_start_offset, expected, is_lost):
+    """From the first segment that it has as a whole; what lies before is told of."""
+    manifest = replace(compacted(archive(6), 1, is_held=False))
+    found, missing = cut_for_unsettled(manifest, cut_offset, log_start_offset=log_start_offset)
+    assert (found, bool(missing)) == (expected, is_lost)
+
+
+def test_cut_forgets_what_is_unsettled_past_it():
+    """Nothing is unsettled any more where the log takes the place of all of it."""
+    manifest = compacted(archive(), 1, is_held=False)
+    assert manifest.cut_back(10, leader_epoch=1, now_ms=9).unsettled is None
+    assert manifest.cut_back(30, leader_epoch=1, now_ms=9).unsettled == Unsettled(10, 30)
+
+
+def test_compaction_needs_all_that_its_winners_came_from():
+    """Not only what it rewrites: a cut of any segment that was read refuses it."""
+    manifest = archive()
+    read = basis(manifest, 4)
+    assert why_winners_may_be_gone(read, manifest, base_offset=0) == ""
+    cut = manifest.cut_back(30, leader_epoch=1, now_ms=9)
+    assert "election" in why_winners_may_be_gone(read, cut, base_offset=0)
+    again = cut.appended([segment(3, writer_id="0b"), segment(4, writer_id="0b")])
+    assert "election" in why_winners_may_be_gone(read, again, base_offset=0)
+
+
+def test_compaction_is_not_refused_for_what_it_has_not_read():
+    """A cut behind it, new segments, merges and other rewritings lose no winner."""
+    manifest = archive()
+    read = basis(manifest, 3)
+    assert why_winners_may_be_gone(read, manifest.cut_back(30, leader_epoch=1, now_ms=9), base_offset=0) == ""
+    merged = remote(10, 29, writer_id="0b", size_bytes=200, leader_epoch=0)
+    assert why_winners_may_be_gone(read, manifest.merged(merged, now_ms=1), base_offset=0) == ""
+    assert why_winners_may_be_gone(read, compacted(manifest, 1, winners_end=0), base_offset=0) == ""
+    assert why_winners_may_be_gone(read, manifest.expired(2, now_ms=1), base_offset=0) == ""
+
+
+def test_manifest_that_was_made_again_does_not_tell_of_cuts():
+    """It has lost the replacements that were known: the compaction is refused."""
+    cut = archive().cut_back(40, leader_epoch=1, now_ms=9)
+    read = basis(cut, 4)
+    assert why_winners_may_be_gone(read, replace(cut, replacements=()), base_offset=0)
+
+
+def test_nothing_can_be_lost_without_a_log():
+    """No election takes place, and nothing is held."""
+    assert basis(archive(), has_log=False).winners_end == 0
+    assert basis(archive(), 4).winners_end == 40
+
+
+@pytest.mark.parametrize(
+    ("looked_from", "readable_from", "expected"),
+    [(0, 0, True), (5, 0, False), (5, 7, True), (0, None, False)],
+)
+def test_tombstones_go_only_where_all_before_them_was_looked_at(looked_from, readable_from, expected):
+    """An older archive before this one may hold what they hide."""
+    assert may_drop_tombstones(looked_from=looked_from, readable_from=readable_from) is expected
+
+
+def test_what_is_held_is_not_merged_with_others():
+    """It may have to take its place again."""
+    manifest = compacted(archive(6), 2)
+    limits = MergeLimits(target_bytes=1000, min_bytes=150)
+    assert [(one.base_offset, one.next_offset) for one in plan_merges(manifest, limits).runs] == [
+        (0, 20),
+        (30, 60),
+    ]
+
+
+def test_winner_past_the_end_is_a_fault_of_the_manifest():
+    """Nothing can be dropped for what the archive does not have."""
+    assert compacted(archive(), 0, winners_end=50).faults() == ()
+    assert "past the archive's end" in compacted(archive(), 0, winners_end=51).faults()[0]
+    assert "past the archive's end" in compacted(archive(), 0, winners_end=51, is_held=False).faults()[0]
+
+
+def test_moved_archive_notes_what_was_held():
+    """Objects of what was replaced stay in the source."""
+    there = _for_target(compacted(archive(), 0), 0)
+    assert (there.retired, there.unsettled) == ((), Unsettled(0, 50))

@@ -1,0 +1,179 @@
+"""
+The one rule for dropping a record from an archive. The daemon's re-upload and Spark's compaction keep it.
+
+A record goes because of another one, its winner: a later record of its key, or a later tombstone. Without
+the winner the record would be the latest of its key again. So the rule is:
+
+1. A record may go only if its winner cannot be lost any more, or if the record can be brought back until
+   then. A winner cannot be lost once it lies below the start of every replica's log: no election cuts an
+   archive back to there. Until then the replaced segments are held: their objects stay, and they take their
+   places again when an election cuts a winner off. Where every replica's log has the record itself and is
+   never trimmed, the log brings it back: the archive is cut back as far as compactions reached.
+2. A tombstone may go only if no older record of its key can be read any more. So whatever drops one has
+   looked at all that can be read before it, and drops what the tombstone hides in the same commit or earlier.
+3. Compacted segments take the places of others only while the archive has all that their winners came from.
+
+An erasure is no such case: an erased record has no winner, and must not come back. What an erasure goes
+over is not held any more (`PartitionManifest.released`).
+
+The manifest keeps what the rule needs: `Retired.winners_end` of what is held, and `unsettled` of the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tieringd.model.local_log import LocalLog
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Replacement, Retired
+    from tieringd.model.segment_table import SegmentTable
+
+
+@dataclass(frozen=True, slots=True)
+class LogLook:
+    """What one look at a leader's log says of what can still be lost."""
+
+    log_start_offset: int
+    keeps_all: bool
+    """Whether nothing trims the log, on any replica: its topic is compacted and nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What does not have to be held any more."""
+
+    settled: tuple[Retired, ...] = ()
+    """No winner of theirs can be lost."""
+    in_log: tuple[Retired, ...] = ()
+    """Every replica's log has what they have."""
+    is_all_settled: bool = False
+    """Whether `PartitionManifest.unsettled` is settled as well."""
+
+    def __bool__(self) -> bool:
+        """Say whether there is anything."""
+        return bool(self.settled or self.in_log or self.is_all_settled)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionBasis:
+    """What a compaction has read: all that its winners came from."""
+
+    segments: SegmentTable
+    """Neighbours, from the first that can be read."""
+    replacements: tuple[Replacement, ...]
+    """Those that the manifest noted then."""
+    has_log: bool
+    """Whether a broker may still have the partition's log, so that an election may cut the archive back."""
+
+    @property
+    def next_offset(self) -> int:
+        """Return the first offset after all winners."""
+        return self.segments[len(self.segments) - 1].next_offset if self.segments else 0
+
+    @property
+    def winners_end(self) -> int:
+        """Return up to where winners may be lost; 0 where none can be."""
+        return self.next_offset if self.has_log else 0
+
+
+def winners_end_of(log: LocalLog) -> int:
+    """Return the end of what may have won over records of *log*: cleaners leave the active segment alone."""
+    return max((one.next_offset for one in log.segments if one.next_offset is not None), default=0)
+
+
+def may_drop_tombstones(*, looked_from: int, readable_from: int | None) -> bool:
+    """
+    Say whether tombstones may go where all records from offset *looked_from* on were looked at.
+
+    *readable_from* is the first offset that can be read; None where an older archive comes before this one.
+    """
+    return readable_from is not None and looked_from <= readable_from
+
+
+def why_winners_may_be_gone(basis: CompactionBasis, manifest: PartitionManifest, *, base_offset: int) -> str:
+    """
+    Say why *manifest* may lack a winner of a compaction whose first segment begins at *base_offset*.
+
+    Empty where it has them all. A winner lies after what it wins over. Segments may have been merged or
+    rewritten since, which loses no winner: each of those changes keeps this rule. A cut of the archive does.
+
+    *manifest* has to tell of all segments from *base_offset* on.
+    """
+    known = len(basis.replacements)
+    later = manifest.replacements[known:]
+    if manifest.replacements[:known] != basis.replacements or any(
+        one.base_offset < basis.next_offset for one in later
+    ):
+        return "an election has cut off segments that were read"
+    expected = max(base_offset, manifest.start_offset)
+    for one in manifest.segments.overlapping(expected, basis.next_offset):
+        if one.base_offset > expected:
+            break
+        expected = one.next_offset
+    if expected < min(basis.next_offset, manifest.next_offset) or manifest.next_offset < basis.next_offset:
+        return (
+            f"the archive does not hold offset {min(expected, manifest.next_offset)} any more, which was read"
+        )
+    return ""
+
+
+def plan_release(manifest: PartitionManifest, looks: Sequence[LogLook]) -> Release:
+    """
+    Return what of *manifest* does not have to be held any more, by all of some *looks* at its leader's log.
+
+    The oldest go first: a later compaction cannot be undone alone (`PartitionManifest.undone`). Without a
+    look nothing goes. A leader's log begins at or after every live replica's once a trim was acknowledged;
+    a log start may come back lower after a crash, so callers take two looks at least.
+    """
+    if not looks:
+        return Release()
+    log_start_offset = min(one.log_start_offset for one in looks)
+    keeps_all = all(one.keeps_all for one in looks)
+    # A log that had another start between the looks was trimmed after all.
+    keeps_all = keeps_all and len({one.log_start_offset for one in looks}) == 1
+    settled: list[Retired] = []
+    in_log: list[Retired] = []
+    for one in manifest.retired:
+        if not one.is_held:
+            continue
+        if one.winners_end <= log_start_offset or one.next_offset <= manifest.start_offset:
+            settled.append(one)
+        elif keeps_all and one.base_offset >= log_start_offset:
+            in_log.append(one)
+        else:
+            break
+    unsettled = manifest.unsettled
+    is_settled = unsettled is not None and unsettled.winners_end <= log_start_offset and not in_log
+    return Release(tuple(settled), tuple(in_log), is_settled)
+
+
+def cut_for_unsettled(
+    manifest: PartitionManifest, next_offset: int, *, log_start_offset: int
+) -> tuple[int, str]:
+    """
+    Return where an archive that is to end at *next_offset* has to be cut, and what cannot be brought back.
+
+    Winners at *next_offset* and after it are lost. Where their compactions are not held, the new leader's log
+    takes the place of what they left, as far as it has that: from *log_start_offset* on. *manifest* tells of
+    all segments from there, or from `unsettled` on.
+    """
+    unsettled = manifest.unsettled
+    if unsettled is None or not unsettled.base_offset < next_offset < unsettled.winners_end:
+        return next_offset, ""
+    wanted = max(unsettled.base_offset, log_start_offset)
+    bases = manifest.segments.column("base_offset")
+    row = manifest.segments.row_at_or_after(wanted)
+    if row < len(bases) and bases[row] < wanted:
+        row += 1
+    cut_offset = min(bases[row], next_offset) if row < len(bases) else next_offset
+    if cut_offset <= unsettled.base_offset:
+        return cut_offset, ""
+    return cut_offset, (
+        f"compactions took records out of offsets {unsettled.base_offset} to {cut_offset - 1}, whose later "
+        f"versions up to offset {unsettled.winners_end - 1} may be cut off with the tail; neither the bucket "
+        f"nor the leader's log, which begins at offset {log_start_offset}, has these records any more"
+    )
