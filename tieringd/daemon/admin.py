@@ -87,7 +87,7 @@ class AdminPage:
                 "trimmed": status.trimmed,
                 "pending_segments": status.pending_segments,
                 "fault": status.fault or None,
-                "waits_because": status.waits_because or self._held_because(leadership.partition),
+                "waits_because": self._held_because(leadership.partition) or status.waits_because or None,
             }
             for leadership, status in sorted(
                 reconciler.statuses().items(), key=lambda item: item[0].partition

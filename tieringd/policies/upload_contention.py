@@ -89,13 +89,15 @@ def judge(
     *,
     total: HostLoad,
     others: HostLoad,
+    is_catching_up: bool,
     now: float,
 ) -> ContentionState:
     """
     Return what is known at *now*.
 
     *total* is the load since the last look. *others* is the load of the moments without uploads since the
-    last judgement that used them; it is used as soon as it has `heard_seconds`.
+    last judgement that used them; it is used as soon as it has `heard_seconds`. *is_catching_up* says
+    whether anything waits that a brake would hold: else there is no reason to listen.
     """
     if others.seconds >= limits.heard_seconds:
         return replace(_ended(state, limits, now=now), contended_by=wanted_by(others, limits))
@@ -103,9 +105,9 @@ def judge(
         # Uploads run beside whatever else there is, and the machine still has room.
         return replace(_ended(state, limits, now=now), contended_by="")
     if state.listening_since is not None:
-        is_over = now >= state.listening_since + limits.listening_seconds_max
+        is_over = now >= state.listening_since + limits.listening_seconds_max or not is_catching_up
         return _ended(state, limits, now=now) if is_over else state
-    if now >= state.listen_at:
+    if is_catching_up and now >= state.listen_at:
         return replace(state, listening_since=now)
     return state
 

@@ -63,7 +63,8 @@ class UploadController:
         self._contention = ContentionState()
         self._load = LoadWatch(counters)
         self._active = asyncio.Event()
-        gate.on_busy, gate.on_quiet = self._on_busy, self._load.uploads_end
+        gate.on_asked = self._active.set
+        gate.on_busy, gate.on_quiet = self._load.uploads_begin, self._load.uploads_end
 
     def set_pace(self, pace: PaceLimits) -> None:
         """Keep to *pace* from now on."""
@@ -111,7 +112,14 @@ class UploadController:
         """Judge whether others want the machine, by its load since the last look."""
         before = self._contention
         total, others = self._load.look()
-        self._contention = judge(before, self._limits, total=total, others=others, now=self._gate.time())
+        self._contention = judge(
+            before,
+            self._limits,
+            total=total,
+            others=others,
+            is_catching_up=self._gate.waiting_old_uploads > 0,
+            now=self._gate.time(),
+        )
         if others.seconds >= self._limits.heard_seconds:
             self._load.forget_others()
         if self._contention != before:
@@ -119,7 +127,9 @@ class UploadController:
             if self._contention.contended_by != before.contended_by:
                 log.debug("uploads meet others", contended_by=self._contention.contended_by)
         self._count_held()
-        if not self._gate.uploads_in_flight and not self._gate.waiting_uploads:
+        has_uploads = self._gate.uploads_in_flight or self._gate.waiting_uploads
+        if not has_uploads and not self._contention.is_listening:
+            # While it listens no upload begins: it goes on until it has heard enough.
             self._active.clear()
 
     def _apply(self) -> None:
@@ -133,10 +143,6 @@ class UploadController:
                 backlog_bytes=self._backlog_seen,
             )
         )
-
-    def _on_busy(self) -> None:
-        self._load.uploads_begin()
-        self._active.set()
 
     def _count_held(self) -> None:
         for by, seconds in self._gate.take_held_seconds().items():

@@ -82,6 +82,8 @@ class UploadGate:
         self._speedometer = _Speedometer()
         self._held_by, self._held_since = "", now
         self._held_seconds: dict[str, float] = {}
+        self.on_asked: Callable[[], object] = lambda: None
+        """Called when an upload asks to begin."""
         self.on_busy: Callable[[], object] = lambda: None
         """Called before the first upload begins."""
         self.on_quiet: Callable[[], object] = lambda: None
@@ -100,6 +102,11 @@ class UploadGate:
     def waiting_uploads(self) -> int:
         """Return how many uploads wait to begin."""
         return self._line.requests
+
+    @property
+    def waiting_old_uploads(self) -> int:
+        """Return how many of those are of segments that were not closed just now."""
+        return self._line.requests - self._line.new_requests
 
     @property
     def waiting_bytes(self) -> int:
@@ -194,6 +201,7 @@ class UploadGate:
             admitted=asyncio.get_running_loop().create_future(),
         )
         self._line.append(request)
+        self.on_asked()
         self._admit(now)
         try:
             await request.admitted

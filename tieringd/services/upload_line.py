@@ -127,7 +127,7 @@ class UploadLine:
     """
     All that wait, in the policy's order, without sorting it anew for every upload.
 
-    *requests* and *size_bytes* are exact at any time; a caller that has been cancelled counts
+    *requests*, *new_requests* and *size_bytes* are exact at any time; a caller that has been cancelled counts
     until it hears of it.
     """
 
@@ -136,6 +136,7 @@ class UploadLine:
         self._limits = limits
         self._segments_per_turn = segments_per_turn
         self.requests = 0
+        self.new_requests = 0
         self.size_bytes = 0
         self._queues: dict[TopicIdPartition, _Queue] = {}
         self._served: dict[TopicIdPartition, int] = {}
@@ -172,6 +173,7 @@ class UploadLine:
     def append(self, request: UploadRequest) -> None:
         """Add a request behind its partition's others."""
         self.requests += 1
+        self.new_requests += request.urgency.is_new
         self.size_bytes += request.size_bytes
         queue = self._queues.get(request.partition)
         if queue is not None:
@@ -233,6 +235,7 @@ class UploadLine:
 
     def _removed(self, queue: _Queue, request: UploadRequest) -> None:
         self.requests -= 1
+        self.new_requests -= request.urgency.is_new
         self.size_bytes -= request.size_bytes
         if queue.requests:
             place = self._place_of(queue.requests[0])

@@ -19,8 +19,15 @@ LIMITS = ContentionLimits(listening_pause_seconds=5, listening_cost=0.05)
 BUSY, ROOM, UNHEARD = HostLoad(1, cpu_busy=1.0), HostLoad(1, cpu_busy=0.5), HostLoad(0)
 
 
-def after(state: ContentionState, total: HostLoad, others: HostLoad, now: float = 100.0) -> ContentionState:
-    return judge(state, LIMITS, total=total, others=others, now=now)
+def after(
+    state: ContentionState,
+    total: HostLoad,
+    others: HostLoad,
+    now: float = 100.0,
+    *,
+    is_catching_up: bool = True,
+) -> ContentionState:
+    return judge(state, LIMITS, total=total, others=others, is_catching_up=is_catching_up, now=now)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,13 @@ def test_moments_between_uploads_need_no_listening():
     contended = after(ContentionState(), BUSY, BUSY)
     assert (contended.contended_by, contended.is_listening) == (CPU, False)
     assert after(contended, BUSY, ROOM, 101.0) == ContentionState()
+
+
+def test_nothing_is_listened_to_where_a_brake_would_hold_nothing():
+    """New segments are not braked: who else wants the machine is no question while only those wait."""
+    assert not after(ContentionState(), BUSY, UNHEARD, is_catching_up=False).is_listening
+    listening = ContentionState(listening_since=99.9)
+    assert not after(listening, BUSY, UNHEARD, is_catching_up=False).is_listening
 
 
 def test_listening_gives_up_where_uploads_do_not_end():

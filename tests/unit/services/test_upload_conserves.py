@@ -53,7 +53,9 @@ class Backlog:
 
 
 @asynccontextmanager
-async def draining(host, metrics, *, limit: int | None = None, upload_seconds: float = UPLOAD_SECONDS):
+async def draining(
+    host, metrics, *, limit: int | None = None, upload_seconds: float = UPLOAD_SECONDS, drains: bool = True
+):
     """Drain a backlog at the fewest shares, by a controller beside it."""
     gate = gate_at(SLOTS)
     controller = UploadController(
@@ -66,10 +68,9 @@ async def draining(host, metrics, *, limit: int | None = None, upload_seconds: f
         metrics=metrics,
     )
     backlog = Backlog(gate, host, upload_seconds=upload_seconds)
-    tasks = [
-        asyncio.create_task(controller.run(interval_seconds=60)),
-        asyncio.create_task(backlog.run()),
-    ]
+    tasks = [asyncio.create_task(controller.run(interval_seconds=60))]
+    if drains:
+        tasks.append(asyncio.create_task(backlog.run()))
     try:
         yield backlog
     finally:
@@ -136,6 +137,18 @@ async def test_a_new_segment_is_not_held_beside_others(metrics):
             began = asyncio.get_running_loop().time()
             await backlog.upload(number, Urgency(is_new=True))
             assert asyncio.get_running_loop().time() - began <= 2 * UPLOAD_SECONDS
+
+
+@pytest.mark.parametrize("others", [0.0, 1.0])
+@pytest.mark.parametrize("seconds", [0.5, 0.98, 1.02, 1.1, 3.0])
+async def test_an_upload_after_a_pause_is_not_forgotten(metrics, others, seconds):
+    """One upload at a time keeps the machine busy, and ends while it is listened to or just before."""
+    host = FakeHost(others=others, uploads=1.5)
+    async with draining(host, metrics, upload_seconds=seconds, drains=False) as backlog:
+        for number in range(20):
+            async with asyncio.timeout(30):
+                await backlog.upload(number, Urgency())
+            await asyncio.sleep(7.3)
 
 
 async def test_the_hard_limit_binds_on_an_idle_machine(metrics):
