@@ -25,7 +25,7 @@ class FakeHost:
         self._others, self._others_io, self._uploads = others, others_io, uploads
         self._running = 0
         self._since = self._now()
-        self._total = self._idle = self._waited = self._io_waited = 0.0
+        self._total = self._idle = self._waited = self._io_waited = self._own = 0.0
         self.readings = 0
 
     def set_others(self, others: float, *, io: float = 0.0) -> None:
@@ -48,12 +48,15 @@ class FakeHost:
         """Return what a kernel would have counted up to now."""
         self._advance()
         self.readings += 1
-        return HostCounters(self._since, self._total, self._idle, self._waited, self._io_waited, 0.0)
+        own = self._own
+        return HostCounters(self._since, self._total, self._idle, self._waited, self._io_waited, 0.0, own)
 
     def _advance(self) -> None:
         now = self._now()
         seconds, self._since = now - self._since, now
-        demand = self._others + (self._uploads if self._running else 0.0)
+        own = self._uploads if self._running else 0.0
+        demand = self._others + own
+        self._own += seconds * own / max(1.0, demand)
         self._total += seconds
         self._idle += seconds * max(0.0, 1 - demand)
         self._waited += seconds * min(1.0, max(0.0, demand - 1))

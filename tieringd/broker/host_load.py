@@ -9,6 +9,7 @@ A kernel without PSI leaves only the processors' time.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 4096
 """More than a pressure file has, and than the first line of `/proc/stat`."""
 _MICROSECONDS = 1e6
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _IDLE, _IOWAIT, _STEAL = 3, 4, 7
 """Places in the processors' line. What follows `_STEAL` is contained in what comes before."""
 
@@ -32,11 +34,13 @@ class HostCounters:
 
     at: float
     cpu_seconds: float | None = None
-    """All processors' time; the unit does not matter, but is the same for the next."""
+    """Of all processors, idle or not."""
     cpu_idle_seconds: float | None = None
     cpu_waited: float | None = None
     io_waited: float | None = None
     memory_waited: float | None = None
+    own_cpu_seconds: float = 0.0
+    """What this process has used."""
 
 
 class HostLoadReader:
@@ -54,7 +58,8 @@ class HostLoadReader:
     def counters(self, now: float) -> HostCounters:
         """Return the counters as they are; *now* is the time of one clock that never goes back."""
         total, idle = self._processors()
-        return HostCounters(now, total, idle, self._waited(CPU), self._waited(IO), self._waited(MEMORY))
+        waited = (self._waited(CPU), self._waited(IO), self._waited(MEMORY))
+        return HostCounters(now, total, idle, *waited, own_cpu_seconds=time.process_time())
 
     def close(self) -> None:
         """Close the files."""
@@ -67,8 +72,8 @@ class HostLoadReader:
         fields = text.split("\n", 1)[0].split()
         if len(fields) < _STEAL + 2 or fields[0] != "cpu":
             return None, None
-        ticks = [float(one) for one in fields[1 : _STEAL + 2]]
-        return sum(ticks), ticks[_IDLE] + ticks[_IOWAIT]
+        seconds = [int(one) / _TICKS_PER_SECOND for one in fields[1 : _STEAL + 2]]
+        return sum(seconds), seconds[_IDLE] + seconds[_IOWAIT]
 
     def _waited(self, name: str) -> float | None:
         """Return the "total" of the line "some", in seconds."""
@@ -85,13 +90,17 @@ def load_between(earlier: HostCounters, later: HostCounters) -> HostLoad:
         return HostLoad(0.0)
     total = _difference(earlier.cpu_seconds, later.cpu_seconds)
     idle = _difference(earlier.cpu_idle_seconds, later.cpu_idle_seconds)
-    busy = max(0.0, 1 - idle / total) if total and idle is not None else None
+    busy = of_others = None
+    if total and idle is not None:
+        busy = max(0.0, 1 - idle / total)
+        of_others = max(0.0, busy - (later.own_cpu_seconds - earlier.own_cpu_seconds) / total)
     return HostLoad(
         seconds,
         busy,
         _part(_difference(earlier.cpu_waited, later.cpu_waited), seconds),
         _part(_difference(earlier.io_waited, later.io_waited), seconds),
         _part(_difference(earlier.memory_waited, later.memory_waited), seconds),
+        of_others,
     )
 
 
@@ -113,6 +122,7 @@ def sum_of(loads: Sequence[HostLoad]) -> HostLoad:
         mean(lambda one: one.cpu_waiting),
         mean(lambda one: one.io_waiting),
         mean(lambda one: one.memory_waiting),
+        mean(lambda one: one.cpu_of_others),
     )
 
 

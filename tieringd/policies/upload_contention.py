@@ -31,6 +31,8 @@ class HostLoad:
     """The same for reads and writes."""
     memory_waiting: float | None = None
     """The same for memory: pages that were dropped and are needed again, mostly."""
+    cpu_of_others: float | None = None
+    """The part of all processors' time that other processes took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class ContentionLimits:
     """Uploads under way may take this long to end; after that the last judgement stays."""
     listening_pause_seconds: float = 5.0
     """Between two times of listening, at least."""
+    growth: float = 0.15
+    """Others that take so much more than after the last judgement are listened to without a pause."""
     listening_cost: float = 0.05
     """The part of the time that listening may take: after a long one the pause is longer."""
 
@@ -64,7 +68,9 @@ class ContentionState:
     listening_since: float | None = None
     """When no upload was let begin any more, so that the machine can be heard; None at other times."""
     listen_at: float = 0.0
-    """Not before this."""
+    """Not before this, unless others have come to take more."""
+    load: HostLoad | None = None
+    """What the machine did first after the last judgement; None while that is not known."""
 
     @property
     def is_listening(self) -> bool:
@@ -100,16 +106,30 @@ def judge(
     whether anything waits that a brake would hold: else there is no reason to listen.
     """
     if others.seconds >= limits.heard_seconds:
-        return replace(_ended(state, limits, now=now), contended_by=wanted_by(others, limits))
+        return replace(_ended(state, limits, now=now), contended_by=wanted_by(others, limits), load=None)
     if total.seconds >= limits.heard_seconds and not wanted_by(total, limits):
         # Uploads run beside whatever else there is, and the machine still has room.
         return replace(_ended(state, limits, now=now), contended_by="")
     if state.listening_since is not None:
         is_over = now >= state.listening_since + limits.listening_seconds_max or not is_catching_up
         return _ended(state, limits, now=now) if is_over else state
-    if is_catching_up and now >= state.listen_at:
+    if is_catching_up and (now >= state.listen_at or _have_come(state.load, total, limits)):
         return replace(state, listening_since=now)
-    return state
+    return state if state.load is not None else replace(state, load=total)
+
+
+def _have_come(before: HostLoad | None, load: HostLoad, limits: ContentionLimits) -> bool:
+    """Say whether others take more of the machine than they did after the last judgement."""
+    if before is None:
+        return False
+    return any(
+        was is not None and now is not None and now >= was + limits.growth
+        for was, now in (
+            (before.cpu_of_others, load.cpu_of_others),
+            (before.io_waiting, load.io_waiting),
+            (before.memory_waiting, load.memory_waiting),
+        )
+    )
 
 
 def _ended(state: ContentionState, limits: ContentionLimits, *, now: float) -> ContentionState:

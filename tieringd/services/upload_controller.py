@@ -3,7 +3,7 @@ The upload controller: sets the pace of uploads by how much waits, and by what e
 
 Two questions, each asked of a policy. How many shares do uploads have? The backlog decides
 (`policies.upload_control`), once every interval. Does anything else want the machine? Its load decides
-(`policies.upload_contention`), every second while uploads run or wait, and not at all while none does. The
+(`policies.upload_contention`), twice a second while uploads run or wait, and not at all while none does. The
 pace follows from both, and the gate keeps it.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.5
 """How often the machine is looked at while uploads run or wait."""
 LISTENING_LOOK_SECONDS = 0.05
 """The same while no upload may begin: that is not to last longer than it must."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 
@@ -42,7 +43,14 @@ def test_load_is_what_happened_between_two_readings(proc, read):
     for name, waited_us in (("cpu", 1_000_000), ("io", 500_000), ("memory", 250_000)):
         (proc / "pressure" / name).write_text(pressure(waited_us))
     load = load_between(before, read(12.0))
-    assert load == HostLoad(2.0, pytest.approx(0.5), 0.5, 0.25, 0.125)
+    assert load.cpu_of_others == pytest.approx(0.5, abs=0.05)
+    assert replace(load, cpu_of_others=None) == HostLoad(2.0, pytest.approx(0.5), 0.5, 0.25, 0.125)
+
+
+def test_what_this_process_takes_is_not_of_others():
+    """Of ten seconds on the processors six were busy, and this process had two of them."""
+    load = load_between(HostCounters(1.0, 0.0, 0.0), HostCounters(6.0, 10.0, 4.0, own_cpu_seconds=2.0))
+    assert (load.cpu_busy, load.cpu_of_others) == (pytest.approx(0.6), pytest.approx(0.4))
 
 
 def test_the_control_groups_pressure_takes_the_place_of_the_machines(tmp_path, proc):
@@ -78,7 +86,9 @@ def test_this_machine_can_be_read():
     [
         pytest.param(HostCounters(5.0, 10.0, 5.0), HostLoad(0.0), id="no time"),
         pytest.param(HostCounters(6.0, 9.0, 5.0), HostLoad(1.0), id="no processor time counted"),
-        pytest.param(HostCounters(6.0, 11.0, 4.0), HostLoad(1.0, 1.0), id="idle time that went back"),
+        pytest.param(
+            HostCounters(6.0, 11.0, 4.0), HostLoad(1.0, 1.0, cpu_of_others=1.0), id="idle time that went back"
+        ),
     ],
 )
 def test_counters_that_stand_or_go_back_make_no_nonsense(later, expected):

@@ -77,6 +77,17 @@ def test_moments_between_uploads_need_no_listening():
     assert after(contended, BUSY, ROOM, 101.0) == ContentionState()
 
 
+def test_others_that_come_are_listened_to_at_once():
+    """A producer that starts does not wait for the end of a pause; one that was there already is known."""
+    free = ContentionState(listen_at=200)
+    alone, beside = HostLoad(1, 1.0, cpu_of_others=0.2), HostLoad(1, 1.0, cpu_of_others=0.6)
+    known = after(free, alone, UNHEARD)
+    assert known == ContentionState(listen_at=200, load=alone)
+    assert after(known, alone, UNHEARD) == known
+    assert after(known, beside, UNHEARD).is_listening
+    assert after(after(known, beside, BUSY), beside, UNHEARD).load == beside
+
+
 def test_nothing_is_listened_to_where_a_brake_would_hold_nothing():
     """New segments are not braked: who else wants the machine is no question while only those wait."""
     assert not after(ContentionState(), BUSY, UNHEARD, is_catching_up=False).is_listening

@@ -129,6 +129,17 @@ async def test_uploads_follow_others_that_come_and_go(metrics):
     assert rates[2] >= 0.9
 
 
+async def test_others_that_come_meet_a_brake_within_seconds(metrics):
+    """However long the pause after the last listening: a producer that starts is heard at once."""
+    host = FakeHost(uploads=1.5)
+    async with draining(host, metrics) as backlog:
+        await asyncio.sleep(60.4)
+        host.set_others(1.0)
+        before = backlog.uploaded
+        await asyncio.sleep(20)
+        assert backlog.uploaded - before <= FULL_SPEED * (2 + 0.15 * 18)
+
+
 async def test_a_new_segment_is_not_held_beside_others(metrics):
     """Keeping up waits for its transfer and for nothing else."""
     async with draining(FakeHost(others=1.0, uploads=1.0), metrics) as backlog:
