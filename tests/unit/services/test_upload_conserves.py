@@ -131,13 +131,13 @@ async def test_uploads_follow_others_that_come_and_go(metrics):
 
 async def test_others_that_come_meet_a_brake_within_seconds(metrics):
     """However long the pause after the last listening: a producer that starts is heard at once."""
-    host = FakeHost(uploads=1.5)
-    async with draining(host, metrics) as backlog:
-        await asyncio.sleep(60.4)
+    host, seconds = FakeHost(uploads=1.5), 2.0
+    async with draining(host, metrics, upload_seconds=seconds) as backlog:
+        await asyncio.sleep(20)
         host.set_others(1.0)
         before = backlog.uploaded
-        await asyncio.sleep(20)
-        assert backlog.uploaded - before <= FULL_SPEED * (2 + 0.15 * 18)
+        await asyncio.sleep(30)
+        assert backlog.uploaded - before <= SLOTS * SEGMENT / seconds * (3 * seconds + 0.15 * 24)
 
 
 async def test_a_new_segment_is_not_held_beside_others(metrics):
