@@ -96,6 +96,7 @@ def judge(
     total: HostLoad,
     others: HostLoad,
     is_catching_up: bool,
+    is_moving: bool = True,
     now: float,
 ) -> ContentionState:
     """
@@ -103,7 +104,8 @@ def judge(
 
     *total* is the load since the last look. *others* is the load of the moments without uploads since the
     last judgement that used them; it is used as soon as it has `heard_seconds`. *is_catching_up* says
-    whether anything waits that a brake would hold: else there is no reason to listen.
+    whether anything waits that a brake would hold: else there is no reason to listen. *is_moving* says
+    whether any upload has succeeded since listening began.
     """
     if others.seconds >= limits.heard_seconds:
         return replace(_ended(state, limits, now=now), contended_by=wanted_by(others, limits), load=None)
@@ -112,6 +114,9 @@ def judge(
         return replace(_ended(state, limits, now=now), contended_by="")
     if state.listening_since is not None:
         is_over = now >= state.listening_since + limits.listening_seconds_max or not is_catching_up
+        if is_over and not is_moving:
+            # The store is away, and listening cost nothing: the machine is to be heard soon after it is back.
+            return replace(state, listening_since=None, listen_at=now + limits.listening_pause_seconds)
         return _ended(state, limits, now=now) if is_over else state
     if is_catching_up and (now >= state.listen_at or _have_come(state.load, total, limits)):
         return replace(state, listening_since=now)

@@ -63,6 +63,8 @@ class UploadController:
         self._contention = ContentionState()
         self._load = LoadWatch(counters)
         self._active = asyncio.Event()
+        self._succeeded = 0
+        """Uploads that had succeeded when listening began."""
         gate.on_asked = self._active.set
         gate.on_busy, gate.on_quiet = self._load.uploads_begin, self._load.uploads_end
 
@@ -118,10 +120,13 @@ class UploadController:
             total=total,
             others=others,
             is_catching_up=self._gate.waiting_old_uploads > 0,
+            is_moving=self._gate.succeeded_uploads > self._succeeded,
             now=self._gate.time(),
         )
         if others.seconds >= self._limits.heard_seconds:
             self._load.forget_others()
+        if not self._contention.is_listening or not before.is_listening:
+            self._succeeded = self._gate.succeeded_uploads
         if self._contention != before:
             self._apply()
             if self._contention.contended_by != before.contended_by:

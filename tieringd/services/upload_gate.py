@@ -79,6 +79,8 @@ class UploadGate:
         self._uploads_in_flight = 0
         self._braked_in_flight = 0
         self._bytes_in_flight = 0
+        self.succeeded_uploads = 0
+        """Uploads that have ended without an error."""
         self._speedometer = _Speedometer()
         self._held_by, self._held_since = "", now
         self._held_seconds: dict[str, float] = {}
@@ -221,6 +223,7 @@ class UploadGate:
         self._uploads_in_flight -= 1
         self._braked_in_flight -= not request.urgency.is_new
         self._bytes_in_flight -= request.size_bytes
+        self.succeeded_uploads += succeeded
         self._speedometer.ended(now, request.speed_mark, request.size_bytes if succeeded else None)
         self._admit(now)
         if not self._uploads_in_flight:

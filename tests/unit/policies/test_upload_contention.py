@@ -88,6 +88,15 @@ def test_others_that_come_are_listened_to_at_once():
     assert after(after(known, beside, BUSY), beside, UNHEARD).load == beside
 
 
+def test_listening_to_a_machine_while_the_store_is_away_costs_nothing():
+    """No upload ends then, so nothing is heard; the next listening comes soon, and not after a long pause."""
+    listening = ContentionState(listening_since=90.0)
+    given_up = judge(
+        listening, LIMITS, total=BUSY, others=UNHEARD, is_catching_up=True, is_moving=False, now=100.0
+    )
+    assert given_up == ContentionState(listen_at=105.0)
+
+
 def test_nothing_is_listened_to_where_a_brake_would_hold_nothing():
     """New segments are not braked: who else wants the machine is no question while only those wait."""
     assert not after(ContentionState(), BUSY, UNHEARD, is_catching_up=False).is_listening

@@ -33,13 +33,13 @@ class Backlog:
 
     def __init__(self, gate, host, *, upload_seconds: float = UPLOAD_SECONDS) -> None:
         self._gate, self._host = gate, host
-        self._upload_seconds = upload_seconds
+        self.upload_seconds = upload_seconds
         self.uploaded = 0
 
     async def upload(self, number: int, urgency: Urgency) -> None:
         async with self._gate.upload(partition(number), SEGMENT, urgency):
             with self._host.uploading():
-                await asyncio.sleep(self._upload_seconds)
+                await asyncio.sleep(self.upload_seconds)
         self.uploaded += SEGMENT
 
     async def _drain(self, number: int) -> None:
@@ -138,6 +138,18 @@ async def test_others_that_come_meet_a_brake_within_seconds(metrics):
         before = backlog.uploaded
         await asyncio.sleep(30)
         assert backlog.uploaded - before <= SLOTS * SEGMENT / seconds * (3 * seconds + 0.15 * 24)
+
+
+async def test_a_backlog_after_an_outage_meets_a_brake_within_seconds(metrics):
+    """Uploads that hang for a minute leave nothing to hear; once the store is back the brake comes soon."""
+    host = FakeHost(others=1.0, uploads=0.5)
+    async with draining(host, metrics, upload_seconds=60.0) as backlog:
+        await asyncio.sleep(59.5)
+        backlog.upload_seconds = UPLOAD_SECONDS
+        await asyncio.sleep(10)
+        before = backlog.uploaded
+        await asyncio.sleep(30)
+        assert backlog.uploaded - before <= 0.2 * FULL_SPEED * 30
 
 
 async def test_a_new_segment_is_not_held_beside_others(metrics):
