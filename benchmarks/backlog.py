@@ -1,16 +1,20 @@
 """
 How fast does a backlog drain after an outage of the store, and what does draining cost a producer?
 
-The real `tieringd run` with its defaults, in front of a sink that keeps nothing. Two questions, each
-asked in turns, because a machine's speed drifts:
+The real `tieringd run` with its defaults, in front of a sink that keeps nothing. Each question is asked in
+turns, because a machine's speed drifts:
 
 * stream, drain: one partition's segments of 64 MiB closed while the store is up; then one segment in each
   of a thousand partitions, closed while the store was away, from its return until the last is durable.
   They are as large as the stream's, so that only their number of partitions tells the two apart; brokers
   make larger ones by default. Smaller ones (`--segment-bytes`) cost more a byte: data, index and manifest
   are three requests for each. The controller is held at maximum shares.
+* idle: the same drain with the controller held at minimum shares, and nothing else on the machine. Shares
+  conserve work where it is as fast as the one at maximum shares: `idle_host_vs_unlimited`.
 * alone, beside: producers, one for each core, that check and append batches as fast as they can, with
   nothing else running; then the same while a daemon drains, held at minimum shares.
+* steady: a real broker and a steady producer (`benchmarks.steady`): the age of the oldest closed segment
+  that is not durable, at its most.
 
     python -m benchmarks.backlog [--quick] [--json FILE]
 """
@@ -32,6 +36,7 @@ from benchmarks.harness import GIB, machine, write_json
 from benchmarks.producer import Producer
 from benchmarks.segments import SEGMENT_BYTES, write_partition
 from benchmarks.sink import BUCKET, Sink
+from benchmarks.steady import measure_steady
 from tests.support.daemon import running_daemon, write_config
 
 if TYPE_CHECKING:
@@ -49,6 +54,7 @@ from the page cache. It is far more than any processor's own cache holds.
 _STREAM_SEGMENTS = 64
 _ROUNDS, _QUICK_ROUNDS = 3, 1
 _PRODUCER_SECONDS, _QUICK_PRODUCER_SECONDS = 8.0, 4.0
+_STEADY_SECONDS, _QUICK_STEADY_SECONDS = 40.0, 15.0
 _OUTAGE_SECONDS = 5.0
 _MINIMUM_SHARES, MAXIMUM_SHARES = 100, 1000
 SEEN_WAITING = "tieringd_upload_backlog_bytes"
@@ -59,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.backlog", description="Measure how a backlog drains."
     )
-    parser.add_argument("--quick", action="store_true", help="one round, about a minute and a half")
+    parser.add_argument("--quick", action="store_true", help="one round, about two minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
     parser.add_argument("--segments", type=int, default=1, help="in each of the thousand partitions")
     parser.add_argument("--segment-bytes", type=int, default=SEGMENT_BYTES, help="of one of those")
@@ -75,10 +81,17 @@ def main() -> None:
         bench = Bench(root, sink, one=one, many=many)
         speeds = bench.uploads(rounds)
         producers = bench.producers(rounds, seconds=seconds)
+        steady = measure_steady(
+            root,
+            sink_settings(root, sink.endpoint),
+            sink,
+            seconds=_QUICK_STEADY_SECONDS if options.quick else _STEADY_SECONDS,
+        )
     samples = speeds | producers
-    figures = {name: median(values) for name, values in samples.items()}
+    figures = {name: median(values) for name, values in samples.items()} | steady
     ratios = {
         "drain_vs_stream": figures["drain_gib_per_second"] / figures["stream_gib_per_second"],
+        "idle_host_vs_unlimited": figures["idle_gib_per_second"] / figures["drain_gib_per_second"],
         "producer_vs_alone": figures["beside_gib_per_second"] / figures["alone_gib_per_second"],
     }
     print(
@@ -91,7 +104,7 @@ def main() -> None:
     for name, values in samples.items():
         print(f"{name:24} {min(values):6.2f} {median(values):6.2f} {max(values):6.2f}")
     print()
-    for name, value in ratios.items():
+    for name, value in (ratios | steady).items():
         print(f"{name:24} {value:6.2f}")
     if options.json:
         write_json(options.json, name="backlog", machine=where, figures=figures | ratios, ratios=ratios)
@@ -120,11 +133,16 @@ class Bench:
         self._many = many
 
     def uploads(self, rounds: int) -> dict[str, list[float]]:
-        """Return GiB/s of a stream and of a drain, in turns."""
-        speeds: dict[str, list[float]] = {"stream_gib_per_second": [], "drain_gib_per_second": []}
+        """Return GiB/s of a stream, and of drains at maximum and at minimum shares, in turns."""
+        speeds: dict[str, list[float]] = {
+            "stream_gib_per_second": [],
+            "drain_gib_per_second": [],
+            "idle_gib_per_second": [],
+        }
         for _ in range(rounds):
             speeds["stream_gib_per_second"].append(self._stream())
-            speeds["drain_gib_per_second"].append(self._drain())
+            speeds["drain_gib_per_second"].append(self._drain(shares=MAXIMUM_SHARES))
+            speeds["idle_gib_per_second"].append(self._drain(shares=_MINIMUM_SHARES))
         return speeds
 
     def producers(self, rounds: int, *, seconds: float) -> dict[str, list[float]]:
@@ -155,8 +173,8 @@ class Bench:
             # From the first request on: the time until the daemon sees the segments is not the stream's.
             return _bytes_of(self._one) / GIB / (ended - self._sink.first_put_at())
 
-    def _drain(self) -> float:
-        with self._daemon(self._many, shares=MAXIMUM_SHARES) as run:
+    def _drain(self, *, shares: int) -> float:
+        with self._daemon(self._many, shares=shares) as run:
             started = self._outage(run)
             run.wait_until_durable()
             seconds = time.monotonic() - started
@@ -272,9 +290,10 @@ def link_segment(log: Path, directory: Path) -> None:
         link.rename(link.with_suffix(""))
 
 
-def sink_settings(root: Path, endpoint: Endpoint, *, shares: int) -> dict[str, Any]:
-    """Return the daemon's configuration: its defaults, but for the sink and the controller."""
+def sink_settings(root: Path, endpoint: Endpoint, *, shares: int | None = None) -> dict[str, Any]:
+    """Return the daemon's configuration: its defaults but for the sink, held at *shares*."""
     return {
+        **(_held_at(shares) if shares is not None else {}),
         "broker": {"kind": "none", "log_dirs": [str(root / "log")]},
         "state_directory": str(root / "state"),
         "cloud_storage_enabled": True,
@@ -291,15 +310,20 @@ def sink_settings(root: Path, endpoint: Endpoint, *, shares: int) -> dict[str, A
             if endpoint.trust_file is None
             else {"cloud_storage_trust_file": str(endpoint.trust_file)}
         ),
+        # The segments' records are of 2023, and trimming them is another question.
+        "retention_local_target_ms_default": -1,
+        "admin": {"port": 0},
+    }
+
+
+def _held_at(shares: int) -> dict[str, Any]:
+    return {
         # Held at these shares: by itself, so large a backlog on so small a disk soon asks for everything.
         "cloud_storage_upload_ctrl_p_coeff": 0,
         "cloud_storage_upload_ctrl_min_shares": shares,
         "cloud_storage_upload_ctrl_max_shares": MAXIMUM_SHARES,
         # By default a minute, which is longer than these runs: then the pace would know of no speed.
         "cloud_storage_upload_ctrl_update_interval_ms": 1000,
-        # The segments' records are of 2023, and trimming them is another question.
-        "retention_local_target_ms_default": -1,
-        "admin": {"port": 0},
     }
 
 

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tests.fakes.archive import archive_in, reconciler_of, tiered_config
+from tests.fakes.host import FakeHost
 from tests.fakes.store import DistantStore
 from tests.simulation.cluster_broker import ClusterBroker
 from tests.simulation.faults import ClusterWire
@@ -57,6 +58,7 @@ class Node:
             pace=PaceLimits(4),
             free_bytes_at_start=10**9,
             backlog_bytes=lambda: self.reconciler.backlog_bytes,
+            counters=FakeHost(others=1.0).counters,
             metrics=Metrics(),
         )
         self._task = asyncio.get_running_loop().create_task(self._run())

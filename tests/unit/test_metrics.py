@@ -136,6 +136,7 @@ def test_series_of_a_partition_are_forgotten_by_name():
         ("upload_shares", "tieringd_upload_shares", set()),
         ("upload_controller_error", "tieringd_upload_controller_error", set()),
         ("upload_backlog_bytes", "tieringd_upload_backlog_bytes", set()),
+        ("upload_held_seconds", "tieringd_upload_held_seconds", {"by"}),
         ("degraded_brokers", "tieringd_degraded_brokers", set()),
         ("producers_held_back", "tieringd_producers_held_back", set()),
         ("ballast.size_bytes", "tieringd_ballast_bytes", set()),

@@ -11,6 +11,7 @@ from tieringd.config.topic_properties import STRICT
 
 _SECOND_MS, _DAY_MS = 1_000, 86_400_000
 _DAY_SEC = 86_400
+_RATE_MIN = 64 * 1024
 
 
 class Transfers(BaseModel):
@@ -36,15 +37,19 @@ class Transfers(BaseModel):
     """No record waits longer than this for its segment to close: its stable part is uploaded. 10m or more."""
 
     cloud_storage_upload_ctrl_update_interval_ms: Annotated[int, duration(1, _DAY_MS)] = 60 * _SECOND_MS
-    """How often the pace of uploads is set by the backlog."""
+    """How often the shares of uploads are set by the backlog."""
     cloud_storage_upload_ctrl_p_coeff: Annotated[float, Decimal(-1_000_000, 0)] = -2.0
     """Shares for each thousandth of the disk that waits to be uploaded; negative, as the error is."""
     cloud_storage_upload_ctrl_d_coeff: Annotated[float, Decimal(0, 1_000_000)] = 0.0
     """How much a growing backlog counts on top of its size."""
     cloud_storage_upload_ctrl_min_shares: Annotated[int, Number(1, 1000)] = 100
-    """The pace when next to nothing waits: this many thousandths of what the store takes."""
+    """The part, in thousandths, that catching up takes of a machine that others want, when little waits."""
     cloud_storage_upload_ctrl_max_shares: Annotated[int, Number(1, 1000)] = 1000
-    """The pace when half of the free disk waits: 1000 is without limit."""
+    """The same when half of the free disk waits: from here on uploads have no brake at all."""
+    cloud_storage_upload_bytes_per_second: Annotated[
+        Annotated[int, size(_RATE_MIN, MAX_INT64)] | None, LIVE
+    ] = None
+    """The most that uploads send in a second at any time, for a link that costs; null is without limit."""
 
     pin_segments: Annotated[bool, Flag()] = True
     """Hold closed segments by hard links until they are durable, against the broker's own retention."""

@@ -17,13 +17,16 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from tieringd.errors import ConfigError
+from tieringd.policies.upload_control import held_because
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tieringd.config.model import AdminConfig
     from tieringd.metrics import Metrics
+    from tieringd.model.partition import TopicIdPartition
     from tieringd.services.reconciler import Reconciler
+    from tieringd.services.upload_gate import UploadGate
 
 log = structlog.get_logger(__name__)
 
@@ -31,9 +34,12 @@ log = structlog.get_logger(__name__)
 class AdminPage:
     """The handlers, over the parts they show."""
 
-    def __init__(self, metrics: Metrics, reconciler: Reconciler | None) -> None:
+    def __init__(
+        self, metrics: Metrics, reconciler: Reconciler | None, gate: UploadGate | None = None
+    ) -> None:
         self._metrics = metrics
         self._reconciler = reconciler
+        self._gate = gate
 
     def application(self) -> web.Application:
         """Return the routes."""
@@ -81,7 +87,7 @@ class AdminPage:
                 "trimmed": status.trimmed,
                 "pending_segments": status.pending_segments,
                 "fault": status.fault or None,
-                "waits_because": status.waits_because or None,
+                "waits_because": self._held_because(leadership.partition) or status.waits_because or None,
             }
             for leadership, status in sorted(
                 reconciler.statuses().items(), key=lambda item: item[0].partition
@@ -96,10 +102,17 @@ class AdminPage:
             }
         )
 
+    def _held_because(self, partition: TopicIdPartition) -> str | None:
+        held = self._gate.held(partition) if self._gate is not None else None
+        return None if held is None else held_because(*held)
+
 
 @asynccontextmanager
 async def serving(
-    config: AdminConfig, metrics: Metrics, reconciler: Reconciler | None
+    config: AdminConfig,
+    metrics: Metrics,
+    reconciler: Reconciler | None,
+    gate: UploadGate | None = None,
 ) -> AsyncIterator[None]:
     """
     Serve the admin page for the time of the context.
@@ -110,7 +123,7 @@ async def serving(
     if not config.enabled:
         yield
         return
-    runner = web.AppRunner(AdminPage(metrics, reconciler).application(), access_log=None)
+    runner = web.AppRunner(AdminPage(metrics, reconciler, gate).application(), access_log=None)
     await runner.setup()
     try:
         try:

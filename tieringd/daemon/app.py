@@ -59,7 +59,7 @@ async def run_daemon(
     async with (
         _on_hangup(hangup.set),
         assembled(config, metrics) as parts,
-        serving(config.admin, metrics, parts.reconciler),
+        serving(config.admin, metrics, parts.reconciler, parts.archive.gate),
     ):
         _report_start(config, parts)
         _measure_oldest_upload(metrics, parts)

@@ -53,6 +53,11 @@ def max_uploads(config: Config) -> int:
     return min(max_connections(config), 4 * (os.cpu_count() or 1))
 
 
+def _full_pace(config: Config) -> UploadPace:
+    limit = config.cloud_storage_upload_bytes_per_second
+    return UploadPace(max_uploads(config), None, limit_bytes_per_second=limit)
+
+
 @asynccontextmanager
 async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "0") -> AsyncIterator[Archive]:
     """Open the bucket for the time of the context; *writer_id* matters only to those who write."""
@@ -60,7 +65,7 @@ async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "
         yield archive_on(
             store,
             check_store=StoreCheck(config, store),
-            gate=UploadGate(UploadPace(max_uploads(config), None), timers=asyncio.get_running_loop()),
+            gate=UploadGate(_full_pace(config), timers=asyncio.get_running_loop()),
             layout=layout_of(config),
             writer_id=writer_id,
             now_ms=wall_clock_ms,

@@ -11,13 +11,14 @@ import asyncio
 import fcntl
 import os
 import secrets
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import structlog
 
+from tieringd.broker.host_load import HostLoadReader
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import Archive, max_uploads, opened_archive
@@ -105,7 +106,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
     # A new id for each process: what a killed daemon left behind is never written over.
     writer_id = secrets.token_hex(8)
     await asyncio.to_thread(note_first_start, config)
-    with sole_owner(config):
+    with sole_owner(config), _opened_load() as load:
         await asyncio.to_thread(claim_file_root, config)
         async with (
             opened_archive(config, metrics, writer_id=writer_id) as archive,
@@ -114,7 +115,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
             follower = Follower(archive.manifests, now_ms=wall_clock_ms)
             archivers = ArchiverFactory(config, metrics, archive, broker, follower)
             reconciler = _reconciler(config, metrics, archive, broker, follower=follower, archivers=archivers)
-            controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler)
+            controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler, load)
             cache = ReadCache(config, archive, metrics) if config.gateway.enabled else None
             disks = disk_parts(
                 config,
@@ -225,9 +226,23 @@ def _clean_up(store: ResilientStore) -> Callable[[], Awaitable[int]] | None:
     return lambda: backend.discard_abandoned_uploads(lambda key: parse_data_key(key) is not None)
 
 
+@contextmanager
+def _opened_load() -> Iterator[HostLoadReader]:
+    """Open what tells the machine's load, for the time of the context."""
+    with closing(HostLoadReader()) as load:
+        if not load.has_pressure:
+            log.info(
+                "the kernel gives no pressure stall information: of what others want of this machine only "
+                "the processors' time is seen",
+                hint="Boot with psi=1 to have the disks' and the memory's as well",
+            )
+        yield load
+
+
 def _controller(
-    config: Config, metrics: Metrics, archive: Archive, reconciler: Reconciler
+    config: Config, metrics: Metrics, archive: Archive, reconciler: Reconciler, load: HostLoadReader
 ) -> UploadController:
+    now = archive.gate.time
     disks = {path.stat().st_dev: os.statvfs(path) for path in config.broker.log_dirs if path.is_dir()}
     return UploadController(
         archive.gate,
@@ -240,13 +255,18 @@ def _controller(
         pace=_pace_limits(config),
         free_bytes_at_start=sum(disk.f_bavail * disk.f_frsize for disk in disks.values()),
         backlog_bytes=lambda: reconciler.backlog_bytes,
+        counters=lambda: load.counters(now()),
         metrics=metrics,
     )
 
 
 def _pace_limits(config: Config) -> PaceLimits:
     interval_sec = config.cloud_storage_segment_max_upload_interval_sec
-    return PaceLimits(max_uploads(config), upload_interval_seconds=interval_sec)
+    return PaceLimits(
+        max_uploads(config),
+        upload_interval_seconds=interval_sec,
+        bytes_per_second=config.cloud_storage_upload_bytes_per_second,
+    )
 
 
 def _pin_directories(config: Config) -> dict[str, PinDirectory]:

@@ -262,6 +262,12 @@ class Metrics:
         self.upload_backlog_bytes = gauge(
             "upload_backlog_bytes", "Backlog that the upload controller acts on"
         )
+        self.upload_held_seconds = counter(
+            "upload_held_seconds",
+            "Seconds in which closed segments waited to be uploaded, by what held them: the hard limit, what "
+            "others want of the machine, a moment of listening to it, or as many uploads as may run at once",
+            ("by",),
+        )
         self.oldest_upload_seconds = gauge(
             "oldest_upload_in_flight_seconds", "Age of the oldest upload in flight, 0 when there is none"
         )

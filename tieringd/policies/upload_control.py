@@ -2,8 +2,14 @@
 Upload control: how hard to upload, and whose turn it is.
 
 Three decisions, each a pure function. `update` is the PD controller: the backlog, as a share of
-the disk that was free, becomes shares. `pace_for` turns shares into limits: how many uploads at
-once, and how many bytes per second. `upload_order` says which waiting partition goes first.
+the disk that was free, becomes shares. `pace_for` turns shares into a pace. `upload_order` says which
+waiting partition goes first.
+
+Shares conserve work. While nothing else wants the machine, uploads run at full speed at any shares.
+While something does (`policies.upload_contention`), shares bound how fast a backlog is caught up with: how
+many uploads at once, and how many bytes per second. They never bound keeping up: a segment that was
+closed a moment ago is not braked, because holding it back saves nothing and grows the backlog. The one
+limit that holds at all times is `cloud_storage_upload_bytes_per_second`.
 
 Nothing here knows an upload. `services.upload_gate` keeps the pace and the order that are
 decided here, and compares waiting partitions by this module's own keys, so there is one order.
@@ -15,11 +21,29 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tieringd.policies.upload_contention import CPU, IO, MEMORY
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.upload_contention import ContentionState
 
+SLOTS = "slots"
+"""Holds uploads back: as many are under way as connections and threads allow. Nothing is braked."""
+LIMIT = "limit"
+"""Holds uploads back: `cloud_storage_upload_bytes_per_second`."""
+LISTENING = "listening"
+"""Holds uploads back: the machine is heard without uploads for a moment."""
+
+_HELD_BECAUSE = {
+    SLOTS: "as many uploads are under way as connections and threads allow",
+    LIMIT: "cloud_storage_upload_bytes_per_second is reached",
+    LISTENING: "the machine is busy, and tieringd listens for a moment whether others want it",
+    CPU: "others want the processors, and the backlog gets its shares of them",
+    IO: "others wait for the disks, and the backlog gets its shares of them",
+    MEMORY: "others wait for memory, and the backlog gets its shares of it",
+}
 _PER_MILLE = 1000
 _MAX_COEFFICIENT = 1e6
 """Keeps every product finite, whatever the disk and the backlog."""
@@ -80,15 +104,36 @@ def update(
 
 @dataclass(frozen=True, slots=True)
 class UploadPace:
-    """What uploads may take together, until the next pace."""
+    """
+    What uploads may take together, until the next pace.
+
+    *concurrent_uploads* and *bytes_per_second* are the brake: they bind segments that have waited for long.
+    New segments (`is_new`), and what is about to be lost, are bound by *most_uploads* and by
+    *limit_bytes_per_second* only.
+    """
 
     concurrent_uploads: int
     bytes_per_second: int | None
     """None is without limit."""
+    held_by: str = ""
+    """What others want of the machine, where there is a brake; see `policies.upload_contention`."""
+    new_uploads: int | None = None
+    """How many uploads may run at once where some are new; None is as many as *concurrent_uploads*."""
+    limit_bytes_per_second: int | None = None
+    """`cloud_storage_upload_bytes_per_second`: binds every upload."""
+    is_listening: bool = False
+    """No upload begins, so that the machine can be heard; what is about to be lost begins all the same."""
 
     def __post_init__(self) -> None:
         assert self.concurrent_uploads >= 1, "a pace lets at least one upload run"
         assert self.bytes_per_second is None or self.bytes_per_second >= 1, "a pace lets bytes through"
+        assert self.limit_bytes_per_second is None or self.limit_bytes_per_second >= 1
+        assert self.new_uploads is None or self.new_uploads >= self.concurrent_uploads
+
+    @property
+    def most_uploads(self) -> int:
+        """Return how many uploads may run at once, of whatever kind."""
+        return self.concurrent_uploads if self.new_uploads is None else self.new_uploads
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +151,8 @@ class PaceLimits:
     """
     upload_interval_seconds: float | None = None
     """`cloud_storage_segment_max_upload_interval_sec`: no stable record waits longer."""
+    bytes_per_second: int | None = None
+    """`cloud_storage_upload_bytes_per_second`: the limit that holds at all times; None is without one."""
 
     def __post_init__(self) -> None:
         assert self.max_uploads >= 1, "at least one upload runs at once"
@@ -119,25 +166,33 @@ def pace_for(
     control: ControllerLimits,
     limits: PaceLimits,
     *,
+    contention: ContentionState,
     measured_bytes_per_second: float | None = None,
     backlog_bytes: int = 0,
 ) -> UploadPace:
     """
     Return the pace that *shares* stand for.
 
-    At maximum shares the rate has no limit. Below, uploads take the same part of the ceiling as
-    *shares* are of the maximum: by default a tenth at minimum shares, which leaves a producer
-    nine. The ceiling is *measured_bytes_per_second*, what this machine and store carried lately
-    while an upload was running (`UploadGate.measured_bytes_per_second`). It shrinks when a
-    producer needs the machine, and so does the rate. Without a measurement, or with a low one,
-    it is what makes minimum shares the polite rate. Concurrency rises in a straight line.
+    Without contention it is the full pace, whatever the shares. With contention, maximum shares are
+    the full pace too: the kernel's priorities decide. Below them a backlog is braked: its uploads take
+    the same part of the ceiling as *shares* are of the maximum. By default that is a tenth at minimum
+    shares, which leaves a producer nine. The ceiling is *measured_bytes_per_second*, what this machine
+    and store carried lately while an upload was running (`UploadGate.measured_bytes_per_second`). It
+    shrinks when a producer needs the machine, and so does the rate. Without a measurement, or with a low
+    one, it is what makes minimum shares the polite rate. Concurrency rises in a straight line.
 
     With an upload interval, the rate is at least what carries *backlog_bytes* within it.
     """
     max_shares, min_shares = control.max_shares, control.min_shares
     shares = max(shares, min_shares)
-    if shares >= max_shares:
-        return UploadPace(limits.max_uploads, None)
+    if shares >= max_shares or not contention.contended_by:
+        return UploadPace(
+            limits.max_uploads,
+            None,
+            limit_bytes_per_second=limits.bytes_per_second,
+            # At maximum shares nothing that is heard would change the pace.
+            is_listening=contention.is_listening and shares < max_shares,
+        )
     polite_uploads = min(limits.polite_uploads, limits.max_uploads)
     span = limits.max_uploads - polite_uploads
     uploads = polite_uploads + span * (shares - min_shares) // (max_shares - min_shares)
@@ -145,7 +200,32 @@ def pace_for(
     rate = max(measured_bytes_per_second or 0.0, lowest_ceiling) * shares / max_shares
     if limits.upload_interval_seconds is not None:
         rate = max(rate, backlog_bytes / limits.upload_interval_seconds)
-    return UploadPace(uploads, math.ceil(rate))
+    return UploadPace(
+        uploads,
+        math.ceil(rate),
+        held_by=contention.contended_by,
+        new_uploads=limits.max_uploads,
+        limit_bytes_per_second=limits.bytes_per_second,
+        is_listening=contention.is_listening,
+    )
+
+
+def held_because(by: str, waited_seconds: float) -> str:
+    """Say in a sentence what holds an upload back: *by* is one of the above, or what others want."""
+    return f"{_HELD_BECAUSE[by]}; it has waited for {waited_seconds:.1f} s"
+
+
+_NEW_SECONDS = 10.0
+"""Longer than it takes to notice a closed segment and to have its partition's turn, on a busy host."""
+
+
+def is_new(*, closed_seconds_ago: float) -> bool:
+    """
+    Say whether a segment has just been closed, so that uploading it is keeping up.
+
+    A file whose time is in the future says nothing: its segment counts as old.
+    """
+    return 0 <= closed_seconds_ago <= _NEW_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +235,7 @@ class OrderLimits:
     near_loss_seconds: float = 3600.0
     """Data that the broker deletes within this time goes before the rest."""
     last_moment_seconds: float = 60.0
-    """Data this close to deletion waits for no byte budget: losing it is worse than being impolite."""
+    """Data this close to deletion waits for no brake: losing it is worse than being impolite."""
     fair_turn_every: int = 8
     """One turn in so many is the longest waiter's, however much danger others are in."""
 
@@ -173,6 +253,8 @@ class WaitingPartition:
     backlog_bytes: int
     last_served_turn: int
     """0 when it has not been served yet."""
+    is_new: bool = False
+    """Whether its oldest waiting segment was closed a moment ago: no brake holds it."""
 
     @property
     def turn_key(self) -> tuple[int, int, TopicIdPartition]:
@@ -191,7 +273,7 @@ def is_near_loss(waiting: WaitingPartition, limits: OrderLimits, *, now: float) 
 
 
 def last_moment_of(waiting: WaitingPartition, limits: OrderLimits) -> float:
-    """Return from when on *waiting* is served without a byte budget."""
+    """Return from when on *waiting* is served without a brake."""
     return waiting.loss_at - limits.last_moment_seconds
 
 

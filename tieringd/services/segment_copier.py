@@ -38,6 +38,7 @@ from tieringd.model.segment import (
     RemoteSegment,
     SegmentIndex,
 )
+from tieringd.policies.upload_control import is_new
 from tieringd.services.upload_line import NO_URGENCY
 from tieringd.storage.base import FileSlice
 
@@ -133,7 +134,9 @@ class SegmentCopier:
         partition, segment = request.leadership.partition, request.part.segment
         self._under_way[partition].add(task)
         try:
-            async with self._gate.upload(partition, segment.size_bytes, request.urgency):
+            closed_seconds_ago = self._now_ms() / 1000 - segment.modified_ns / 1e9
+            urgency = replace(request.urgency, is_new=is_new(closed_seconds_ago=closed_seconds_ago))
+            async with self._gate.upload(partition, segment.size_bytes, urgency):
                 file = await _opened(self._layout, segment)
                 try:
                     return await self._copy_open_file(file, request)

@@ -6,7 +6,9 @@ speed can be measured, and a lower pace takes hold by what is not begun. What th
 and whose turn it is are decided in `policies.upload_control`.
 
 There is no task behind the gate. It acts when someone comes, leaves, is cancelled or sets a new
-pace, and on one timer while the byte budget is what everybody waits for.
+pace, and on one timer while a byte budget is what everybody waits for.
+
+It says what holds uploads back, and for how long, in the words of `policies.upload_control`.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from tieringd.policies.upload_control import OrderLimits
-from tieringd.services.upload_line import NO_URGENCY, UploadLine, UploadRequest, Urgency
+from tieringd.policies.upload_control import LIMIT, LISTENING, SLOTS, OrderLimits
+from tieringd.services.upload_line import NO_URGENCY, Admits, UploadLine, UploadRequest, Urgency
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -70,11 +72,28 @@ class UploadGate:
         self._pace = pace
         self._timers = timers
         self._line = UploadLine(order or OrderLimits(), segments_per_turn=segments_per_turn)
-        self._free_at = timers.time()
+        now = timers.time()
+        self._brake = _ByteRate(pace.bytes_per_second, now)
+        self._limit = _ByteRate(pace.limit_bytes_per_second, now)
         self._timer: tuple[float, Timer] | None = None
         self._uploads_in_flight = 0
+        self._braked_in_flight = 0
         self._bytes_in_flight = 0
+        self.succeeded_uploads = 0
+        """Uploads that have ended without an error."""
         self._speedometer = _Speedometer()
+        self._held_by, self._held_since = "", now
+        self._held_seconds: dict[str, float] = {}
+        self.on_asked: Callable[[], object] = lambda: None
+        """Called when an upload asks to begin."""
+        self.on_busy: Callable[[], object] = lambda: None
+        """Called before the first upload begins."""
+        self.on_quiet: Callable[[], object] = lambda: None
+        """Called when the last upload has ended."""
+
+    def time(self) -> float:
+        """Return the time of the gate's clock, in seconds; it never goes back."""
+        return self._timers.time()
 
     @property
     def pace(self) -> UploadPace:
@@ -85,6 +104,11 @@ class UploadGate:
     def waiting_uploads(self) -> int:
         """Return how many uploads wait to begin."""
         return self._line.requests
+
+    @property
+    def waiting_old_uploads(self) -> int:
+        """Return how many of those are of segments that were not closed just now."""
+        return self._line.requests - self._line.new_requests
 
     @property
     def waiting_bytes(self) -> int:
@@ -121,19 +145,32 @@ class UploadGate:
         """
         return self._speedometer.bytes_per_second
 
+    @property
+    def held_by(self) -> str:
+        """Return what keeps the next upload from beginning; empty when none waits."""
+        return self._held_by
+
+    def held(self, partition: TopicIdPartition) -> tuple[str, float] | None:
+        """Return what keeps a partition's next upload from beginning, and the seconds it has waited."""
+        asked_at = self._line.asked_at(partition)
+        return None if asked_at is None else (self._held_by, self._timers.time() - asked_at)
+
+    def take_held_seconds(self) -> dict[str, float]:
+        """Return the seconds in which uploads waited, by what held them, since this was last called."""
+        self._count_held(self._timers.time())
+        taken, self._held_seconds = self._held_seconds, {}
+        return taken
+
     def set_pace(self, pace: UploadPace) -> None:
         """
         Put *pace* in force at once.
 
-        Bytes already spent beyond the budget are paid off at the new rate, and forgotten by a
+        Bytes already spent beyond a budget are paid off at the new rate, and forgotten by a
         pace without limit. Uploads under way are left alone.
         """
         now = self._timers.time()
-        old, new = self._pace.bytes_per_second, pace.bytes_per_second
-        if old is None or new is None:
-            self._free_at = now
-        else:
-            self._free_at = now + max(self._free_at - now, -_BURST_SECONDS) * old / new
+        self._brake.set_rate(pace.bytes_per_second, now)
+        self._limit.set_rate(pace.limit_bytes_per_second, now)
         self._pace = pace
         self._admit(now)
 
@@ -166,6 +203,7 @@ class UploadGate:
             admitted=asyncio.get_running_loop().create_future(),
         )
         self._line.append(request)
+        self.on_asked()
         self._admit(now)
         try:
             await request.admitted
@@ -183,44 +221,84 @@ class UploadGate:
     def _leave(self, request: UploadRequest, *, succeeded: bool) -> None:
         now = self._timers.time()
         self._uploads_in_flight -= 1
+        self._braked_in_flight -= not request.urgency.is_new
         self._bytes_in_flight -= request.size_bytes
+        self.succeeded_uploads += succeeded
         self._speedometer.ended(now, request.speed_mark, request.size_bytes if succeeded else None)
         self._admit(now)
+        if not self._uploads_in_flight:
+            self.on_quiet()
 
     def _admit(self, now: float) -> None:
         """Let in whoever may begin now, and arrange to look again when that changes by itself."""
-        while self._line.requests and self._uploads_in_flight < self._pace.concurrent_uploads:
-            request = self._line.pop(now, is_budget_free=self._is_budget_free(now))
+        while self._line.requests and (admits := self._admits(now)) is not None:
+            request = self._line.pop(now, admits)
             if request is None:
                 break
             self._begin(request, now)
         if not self._line.requests and not self._uploads_in_flight:
             self._line.forget_turns()
+        self._count_held(now)
+        self._held_by = self._why_held(now)
         self._set_timer()
 
-    def _is_budget_free(self, now: float) -> bool:
-        return self._pace.bytes_per_second is None or now >= self._free_at
+    def _admits(self, now: float) -> Admits | None:
+        """Return whom to let in now; None when nobody may begin."""
+        if self._uploads_in_flight >= self._pace.most_uploads or not self._limit.is_free(now):
+            return None
+        if self._pace.is_listening:
+            return Admits.LAST_MOMENT
+        has_slot = self._braked_in_flight < self._pace.concurrent_uploads
+        return Admits.ALL if has_slot and self._brake.is_free(now) else Admits.EXEMPT
+
+    def _why_held(self, now: float) -> str:
+        if not self._line.requests:
+            return ""
+        if self._uploads_in_flight >= self._pace.most_uploads:
+            return SLOTS
+        if not self._limit.is_free(now):
+            return LIMIT
+        return LISTENING if self._pace.is_listening else self._pace.held_by or SLOTS
+
+    def _count_held(self, now: float) -> None:
+        """Add the time since the last count to what held uploads back in it."""
+        if self._held_by:
+            counted = self._held_seconds.get(self._held_by, 0.0)
+            self._held_seconds[self._held_by] = counted + now - self._held_since
+        self._held_since = now
 
     def _begin(self, request: UploadRequest, now: float) -> None:
-        if self._pace.bytes_per_second is not None:
-            # The whole size is borrowed: one segment larger than the budget passes, and the next waits.
-            seconds = request.size_bytes / self._pace.bytes_per_second
-            self._free_at = max(self._free_at, now - _BURST_SECONDS) + seconds
-            request.is_charged = True
+        if not self._uploads_in_flight:
+            self.on_busy()
+        is_new = request.urgency.is_new
+        request.is_charged = not is_new and self._brake.charge(request.size_bytes, now)
+        request.is_limit_charged = self._limit.charge(request.size_bytes, now)
+        self._braked_in_flight += not is_new
         self._uploads_in_flight += 1
         self._bytes_in_flight += request.size_bytes
         request.speed_mark = self._speedometer.began(now)
         request.admitted.set_result(None)
 
     def _refund(self, request: UploadRequest) -> None:
-        if request.is_charged and self._pace.bytes_per_second is not None:
-            self._free_at -= request.size_bytes / self._pace.bytes_per_second
+        if request.is_charged:
+            self._brake.refund(request.size_bytes)
+        if request.is_limit_charged:
+            self._limit.refund(request.size_bytes)
+
+    def _next_look(self) -> float:
+        """Return when a budget lets an upload in, or the last moment of one comes, if there is a slot."""
+        if not self._line.requests or self._uploads_in_flight >= self._pace.most_uploads:
+            return math.inf
+        when = self._line.last_moment()
+        if not self._pace.is_listening:
+            if self._line.has_new():
+                return self._limit.free_at
+            if self._braked_in_flight < self._pace.concurrent_uploads:
+                when = min(when, self._brake.free_at)
+        return max(when, self._limit.free_at)
 
     def _set_timer(self) -> None:
-        """Look again when the budget is free or someone's last moment has come, if there is a slot then."""
-        when = math.inf
-        if self._line.requests and self._uploads_in_flight < self._pace.concurrent_uploads:
-            when = min(self._free_at, self._line.last_moment())
+        when = self._next_look()
         if self._timer is not None:
             if self._timer[0] == when:
                 return
@@ -233,6 +311,40 @@ class UploadGate:
         self._timer = None
         # A loop may call a little early, by the resolution of its clock.
         self._admit(max(when, self._timers.time()))
+
+
+class _ByteRate:
+    """A byte budget: so many bytes a second may begin, or any number."""
+
+    def __init__(self, bytes_per_second: int | None, now: float) -> None:
+        self._rate = bytes_per_second
+        self.free_at = now
+        """From when on the next upload may begin."""
+
+    def set_rate(self, bytes_per_second: int | None, now: float) -> None:
+        """Go on at another rate. What is owed or saved is kept in bytes; no rate forgets it."""
+        old, self._rate = self._rate, bytes_per_second
+        if old is None or bytes_per_second is None:
+            self.free_at = now
+        else:
+            self.free_at = now + max(self.free_at - now, -_BURST_SECONDS) * old / bytes_per_second
+
+    def is_free(self, now: float) -> bool:
+        """Say whether an upload may begin."""
+        return self._rate is None or now >= self.free_at
+
+    def charge(self, size_bytes: int, now: float) -> bool:
+        """Count an upload that begins; return whether there is a rate that it counts for."""
+        if self._rate is None:
+            return False
+        # The whole size is borrowed: one segment larger than the budget passes, and the next waits.
+        self.free_at = max(self.free_at, now - _BURST_SECONDS) + size_bytes / self._rate
+        return True
+
+    def refund(self, size_bytes: int) -> None:
+        """Take back a charge."""
+        if self._rate is not None:
+            self.free_at -= size_bytes / self._rate
 
 
 @dataclass(slots=True)

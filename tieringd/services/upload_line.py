@@ -2,7 +2,7 @@
 The line before the upload gate: who waits, and who is next.
 
 The order is that of `policies.upload_control.upload_order`, kept without sorting it anew for
-every upload. The line knows turns and danger; slots and the byte budget are the gate's.
+every upload. The line knows turns and danger; slots and byte budgets are the gate's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from enum import Enum, auto
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -39,12 +40,24 @@ class Urgency:
     """Until the broker would delete bytes that are not durable yet; infinity when it would not."""
     backlog_bytes: int = 0
     """Of the partition. Decides only between equals."""
+    is_new: bool = False
+    """Whether the segment was closed a moment ago; see `policies.upload_control.is_new`."""
 
     def __post_init__(self) -> None:
         assert not math.isnan(self.seconds_to_loss), "a loss comes at some time, or never"
 
 
 NO_URGENCY = Urgency()
+
+
+class Admits(Enum):
+    """Whom the gate lets in now."""
+
+    ALL = auto()
+    EXEMPT = auto()
+    """Whom no brake holds: new segments, and partitions at their last moment."""
+    LAST_MOMENT = auto()
+    """Only partitions at their last moment."""
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +71,9 @@ class UploadRequest:
     loss_at: float
     admitted: asyncio.Future[None]
     is_charged: bool = False
-    """Whether it was let in under a byte budget."""
+    """Whether the brake counted its bytes."""
+    is_limit_charged: bool = False
+    """Whether the hard limit counted its bytes."""
     speed_mark: float = 0.0
 
 
@@ -73,35 +88,46 @@ class _Queue:
 class _Heap:
     """Places by a key. One that is no longer its queue's place is passed over when it comes up."""
 
-    def __init__(self, key: Callable[[WaitingPartition], tuple[object, ...]]) -> None:
+    def __init__(
+        self,
+        key: Callable[[WaitingPartition], tuple[object, ...]],
+        belongs: Callable[[WaitingPartition], bool] = lambda _: True,
+    ) -> None:
+        """Order by *key* the places for which *belongs* is true."""
         self._key = key
+        self._belongs = belongs
         self._entries: list[tuple[tuple[object, ...], int, WaitingPartition]] = []
         self._pushed = 0
 
-    def push(self, place: WaitingPartition) -> None:
-        """Add a place."""
+    def push(self, place: WaitingPartition, queues: Mapping[TopicIdPartition, _Queue]) -> None:
+        """Add the place of one of *queues*, if it belongs here."""
+        if not self._belongs(place):
+            return
+        if len(self._entries) > 2 * len(queues) + _STALE_PLACES:
+            places = [one.place for one in queues.values() if self._belongs(one.place)]
+            self._entries = [(self._key(one), 0, one) for one in places]
+            heapify(self._entries)
+            return
         self._pushed += 1
         # The number keeps places with equal keys from being compared themselves.
         heappush(self._entries, (self._key(place), self._pushed, place))
 
-    def first(self, queues: Mapping[TopicIdPartition, _Queue]) -> _Queue:
-        """Return the first of *queues*, of which there is at least one."""
-        if len(self._entries) > 2 * len(queues) + _STALE_PLACES:
-            self._entries = [(self._key(one.place), 0, one.place) for one in queues.values()]
-            heapify(self._entries)
-        while True:
+    def first(self, queues: Mapping[TopicIdPartition, _Queue]) -> _Queue | None:
+        """Return the first of *queues* that belongs here; None where none does."""
+        while self._entries:
             place = self._entries[0][2]
             queue = queues.get(place.partition)
             if queue is not None and queue.place is place:
                 return queue
             heappop(self._entries)
+        return None
 
 
 class UploadLine:
     """
     All that wait, in the policy's order, without sorting it anew for every upload.
 
-    *requests* and *size_bytes* are exact at any time; a caller that has been cancelled counts
+    *requests*, *new_requests* and *size_bytes* are exact at any time; a caller that has been cancelled counts
     until it hears of it.
     """
 
@@ -110,11 +136,13 @@ class UploadLine:
         self._limits = limits
         self._segments_per_turn = segments_per_turn
         self.requests = 0
+        self.new_requests = 0
         self.size_bytes = 0
         self._queues: dict[TopicIdPartition, _Queue] = {}
         self._served: dict[TopicIdPartition, int] = {}
         self._by_loss = _Heap(lambda place: place.loss_key)
         self._by_turn = _Heap(lambda place: place.turn_key)
+        self._new_by_turn = _Heap(lambda place: place.turn_key, lambda place: place.is_new)
         self._turn = 0
         self._turn_of: _Queue | None = None
         self._left_in_turn = 0
@@ -129,12 +157,23 @@ class UploadLine:
         return min((queue.requests[0].asked_at for queue in self._queues.values()), default=math.inf)
 
     def last_moment(self) -> float:
-        """Return when the first of those that wait may begin without a byte budget."""
-        return last_moment_of(self._by_loss.first(self._queues).place, self._limits)
+        """Return when the first of those that wait may begin past every brake; infinity when none waits."""
+        nearest = self._by_loss.first(self._queues)
+        return math.inf if nearest is None else last_moment_of(nearest.place, self._limits)
+
+    def has_new(self) -> bool:
+        """Say whether a partition waits whose oldest waiting segment is new."""
+        return self._new_by_turn.first(self._queues) is not None
+
+    def asked_at(self, partition: TopicIdPartition) -> float | None:
+        """Return when the partition's oldest request was made; None when it has none."""
+        queue = self._queues.get(partition)
+        return None if queue is None else queue.requests[0].asked_at
 
     def append(self, request: UploadRequest) -> None:
         """Add a request behind its partition's others."""
         self.requests += 1
+        self.new_requests += request.urgency.is_new
         self.size_bytes += request.size_bytes
         queue = self._queues.get(request.partition)
         if queue is not None:
@@ -151,9 +190,9 @@ class UploadLine:
             queue.requests.remove(request)
             self._removed(queue, request)
 
-    def pop(self, now: float, *, is_budget_free: bool) -> UploadRequest | None:
+    def pop(self, now: float, admits: Admits) -> UploadRequest | None:
         """Remove and return the request that is to begin next; None when none may."""
-        while (queue := self._choose(now, is_budget_free=is_budget_free)) is not None:
+        while (queue := self._choose(now, admits)) is not None:
             request = queue.requests[0]
             if request.admitted.cancelled():
                 self.discard(request)
@@ -168,12 +207,14 @@ class UploadLine:
         """Begin anew: when nobody waits, nobody is owed a turn."""
         self._served.clear()
 
-    def _choose(self, now: float, *, is_budget_free: bool) -> _Queue | None:
-        if not self._queues:
-            return None
+    def _choose(self, now: float, admits: Admits) -> _Queue | None:
         nearest = self._by_loss.first(self._queues)
-        if not is_budget_free:
-            return nearest if last_moment_of(nearest.place, self._limits) <= now else None
+        if nearest is None:
+            return None
+        if admits is not Admits.ALL:
+            if last_moment_of(nearest.place, self._limits) <= now:
+                return nearest
+            return self._new_by_turn.first(self._queues) if admits is Admits.EXEMPT else None
         if self._left_in_turn and self._turn_of is not None:
             return self._turn_of
         if not is_fair_turn(self._turn + 1, self._limits) and is_near_loss(
@@ -194,6 +235,7 @@ class UploadLine:
 
     def _removed(self, queue: _Queue, request: UploadRequest) -> None:
         self.requests -= 1
+        self.new_requests -= request.urgency.is_new
         self.size_bytes -= request.size_bytes
         if queue.requests:
             place = self._place_of(queue.requests[0])
@@ -211,8 +253,9 @@ class UploadLine:
             loss_at=request.loss_at,
             backlog_bytes=request.urgency.backlog_bytes,
             last_served_turn=self._served.get(request.partition, 0),
+            is_new=request.urgency.is_new,
         )
 
     def _push(self, queue: _Queue) -> None:
-        self._by_loss.push(queue.place)
-        self._by_turn.push(queue.place)
+        for heap in (self._by_loss, self._by_turn, self._new_by_turn):
+            heap.push(queue.place, self._queues)

@@ -6,13 +6,17 @@ that the caller is about to close. Here a cancelled caller asks the thread to st
 waits until it has.
 
 Threads that move the bytes of bodies come after the loop in the processor's favour: else a loop on few
-cores stands still while they cipher.
+cores stands still while they cipher. They come after it at the disk as well. A thread's priorities are set
+when it starts and stay: a lowered thread may not be raised again. Only such work is lowered as leaves the
+interpreter to the loop, because a lowered thread that holds the interpreter's lock delays everything else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import platform
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
@@ -25,6 +29,12 @@ T = TypeVar("T")
 
 _NICER = 5  # 10 and 19 were no better, and let ciphers wait for the scans.
 _NICEST = 19
+_IOPRIO_CALLS = {"x86_64": (252, 251), "aarch64": (31, 30)}
+"""Numbers of the system calls ioprio_get and ioprio_set, which the C library does not have."""
+_IOPRIO_WHO_PROCESS = 1
+_IOPRIO_CLASS_SHIFT = 13
+_IOPRIO_BEST_EFFORT = 2
+_IOPRIO_LAST_BEST_EFFORT = (_IOPRIO_BEST_EFFORT << _IOPRIO_CLASS_SHIFT) | 7
 
 
 def body_threads(count: int, *, name: str) -> ThreadPoolExecutor:
@@ -35,6 +45,23 @@ def body_threads(count: int, *, name: str) -> ThreadPoolExecutor:
 def _yield_to_the_loop() -> None:
     thread = threading.get_native_id()  # On Linux each thread has a priority of its own.
     os.setpriority(os.PRIO_PROCESS, thread, min(_NICEST, os.getpriority(os.PRIO_PROCESS, thread) + _NICER))
+    _lower_at_the_disk(thread)
+
+
+def _lower_at_the_disk(thread: int) -> None:
+    """
+    Let a thread of the best-effort class come one level later at the disk.
+
+    Without a class of its own its level follows from its nice value, and there is nothing to do. The same on
+    a processor whose call numbers are not known here: then it keeps the process's level.
+    """
+    if platform.machine() not in _IOPRIO_CALLS:
+        return
+    get, set_ = _IOPRIO_CALLS[platform.machine()]
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    value = call(get, _IOPRIO_WHO_PROCESS, thread)
+    if value >> _IOPRIO_CLASS_SHIFT == _IOPRIO_BEST_EFFORT:
+        call(set_, _IOPRIO_WHO_PROCESS, thread, min(value + 1, _IOPRIO_LAST_BEST_EFFORT))
 
 
 async def finished(work: Future[T], *, on_cancel: Callable[[], None]) -> T:

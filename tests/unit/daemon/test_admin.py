@@ -14,11 +14,16 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import archive_in, reconciler_of, tiered_config
 from tests.fakes.broker import FakeBroker, broker_unavailable
 from tests.fakes.log_writer import LogWriter
+from tests.unit.services.uploads import settle
 from tieringd.config.model import AdminConfig
 from tieringd.daemon.admin import AdminPage, serving
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
+from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
+from tieringd.policies.upload_control import UploadPace
 from tieringd.storage.memory import MemoryStore
+
+ELSEWHERE = TopicIdPartition("cluster", "elsewhere", NO_TOPIC_ID, 0)
 
 
 @pytest.fixture
@@ -46,10 +51,13 @@ def store():
 
 
 @pytest.fixture
-def reconciler(tmp_path, writer, broker, metrics, store):
-    return reconciler_of(
-        tiered_config(tmp_path, interval_ms=86_400_000), archive_in(store), broker, metrics=metrics
-    )
+def archive(store):
+    return archive_in(store)
+
+
+@pytest.fixture
+def reconciler(tmp_path, writer, broker, metrics, archive):
+    return reconciler_of(tiered_config(tmp_path, interval_ms=86_400_000), archive, broker, metrics=metrics)
 
 
 @pytest.fixture
@@ -144,6 +152,25 @@ async def test_status_tells_each_partition(client, one_round):
         "waits_because": "segment 3 is active",
     }
     assert found == {"rounds": 2, "problems": {}, "paused_topics": [], "partitions": [partition]}
+
+
+async def test_status_tells_what_holds_an_upload_back(metrics, archive, reconciler, log):
+    """Which brake, and for how long: what `explain` shows as the daemon's own words."""
+    archive.gate.set_pace(UploadPace(9, None, limit_bytes_per_second=1))
+    async with archive.gate.upload(ELSEWHERE, 1000):
+        run = asyncio.create_task(reconciler.run())
+        await log.said("archiving")
+        await settle()
+    page = AdminPage(metrics, reconciler, archive.gate)
+    async with TestClient(TestServer(page.application())) as client, client.get("/status") as response:
+        (partition,) = (await response.json())["partitions"]
+    assert partition["waits_because"].startswith(
+        "cloud_storage_upload_bytes_per_second is reached; it has waited for "
+    )
+    archive.gate.set_pace(UploadPace(9, None))
+    await log.said("segment durable")
+    reconciler.stop()
+    await run
 
 
 async def test_status_tells_a_partitions_fault(client, one_round, writer):

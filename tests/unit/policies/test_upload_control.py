@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
+from tieringd.policies.upload_contention import CPU, ContentionState
 from tieringd.policies.upload_control import (
     ControllerLimits,
     ControllerState,
@@ -18,6 +19,7 @@ from tieringd.policies.upload_control import (
     UploadPace,
     WaitingPartition,
     backlog_per_mille,
+    is_new,
     last_moment_of,
     pace_for,
     update,
@@ -27,6 +29,8 @@ from tieringd.policies.upload_control import (
 MIB = 1024 * 1024
 DEFAULTS = ControllerLimits()
 ORDER = OrderLimits(near_loss_seconds=100, last_moment_seconds=10, fair_turn_every=4)
+
+CONTENDED = ContentionState(CPU)
 
 backlogs = st.integers(0, 2**63 - 1)
 coefficients = st.floats(0, 1e6)
@@ -44,6 +48,11 @@ def shares_of(
 ) -> int:
     state = ControllerState(error)
     return update(limits, state, backlog_bytes=backlog_bytes, free_bytes_at_start=free_bytes)[1]
+
+
+def braked(uploads: int, bytes_per_second: int) -> UploadPace:
+    """Return a pace under a brake because others want the processors, where 20 uploads may run at most."""
+    return UploadPace(uploads, bytes_per_second, held_by=CPU, new_uploads=20)
 
 
 def waiting(
@@ -154,20 +163,21 @@ def test_limits_that_cannot_be_kept_are_refused():
 @pytest.mark.parametrize(
     ("shares", "measured", "pace"),
     [
-        pytest.param(100, None, UploadPace(2, 16 * MIB), id="least, nothing measured"),
-        pytest.param(100, 1.0, UploadPace(2, 16 * MIB), id="least, slow store"),
-        pytest.param(100, 500.0 * MIB, UploadPace(2, 50 * MIB), id="least, a tenth of what was measured"),
-        pytest.param(1, 500.0 * MIB, UploadPace(2, 50 * MIB), id="less than the least"),
-        pytest.param(550, None, UploadPace(11, 88 * MIB), id="half-way, nothing measured"),
-        pytest.param(550, 500.0 * MIB, UploadPace(11, 275 * MIB), id="half-way"),
-        pytest.param(999, 500.0 * MIB, UploadPace(19, math.ceil(499.5 * MIB)), id="one from all"),
+        pytest.param(100, None, braked(2, 16 * MIB), id="least, nothing measured"),
+        pytest.param(100, 1.0, braked(2, 16 * MIB), id="least, slow store"),
+        pytest.param(100, 500.0 * MIB, braked(2, 50 * MIB), id="least, a tenth of what was measured"),
+        pytest.param(1, 500.0 * MIB, braked(2, 50 * MIB), id="less than the least"),
+        pytest.param(550, None, braked(11, 88 * MIB), id="half-way, nothing measured"),
+        pytest.param(550, 500.0 * MIB, braked(11, 275 * MIB), id="half-way"),
+        pytest.param(999, 500.0 * MIB, braked(19, math.ceil(499.5 * MIB)), id="one from all"),
         pytest.param(1000, 500.0 * MIB, UploadPace(20, None), id="all"),
         pytest.param(2000, None, UploadPace(20, None), id="more than all"),
     ],
 )
-def test_pace_runs_from_polite_to_everything(shares, measured, pace):
+def test_pace_beside_others_runs_from_polite_to_everything(shares, measured, pace):
     """A tenth of the machine and two uploads at minimum shares; every slot and no limit at maximum."""
-    found = pace_for(shares, DEFAULTS, PaceLimits(max_uploads=20), measured_bytes_per_second=measured)
+    limits = PaceLimits(max_uploads=20)
+    found = pace_for(shares, DEFAULTS, limits, contention=CONTENDED, measured_bytes_per_second=measured)
     assert found == pace
 
 
@@ -182,25 +192,55 @@ def test_pace_runs_from_polite_to_everything(shares, measured, pace):
 def test_pace_carries_the_backlog_within_the_upload_interval(backlog_bytes, bytes_per_second):
     """With an interval of ten minutes, the rate is at least a six-hundredth of the backlog."""
     limits = PaceLimits(max_uploads=20, upload_interval_seconds=600)
-    pace = pace_for(100, DEFAULTS, limits, backlog_bytes=backlog_bytes)
-    assert pace == UploadPace(2, bytes_per_second)
+    pace = pace_for(100, DEFAULTS, limits, contention=CONTENDED, backlog_bytes=backlog_bytes)
+    assert pace == braked(2, bytes_per_second)
 
 
 def test_pace_without_an_interval_ignores_the_backlog():
     """The backlog already speaks through the shares: by itself it does not raise the rate."""
-    pace = pace_for(100, DEFAULTS, PaceLimits(max_uploads=20), backlog_bytes=2**50)
-    assert pace == UploadPace(2, 16 * MIB)
+    pace = pace_for(100, DEFAULTS, PaceLimits(max_uploads=20), contention=CONTENDED, backlog_bytes=2**50)
+    assert pace == braked(2, 16 * MIB)
 
 
 def test_politeness_keeps_to_what_there_is():
     """Where one upload at most may run, minimum shares do not let two run."""
-    assert pace_for(100, DEFAULTS, PaceLimits(max_uploads=1)).concurrent_uploads == 1
+    pace = pace_for(100, DEFAULTS, PaceLimits(max_uploads=1), contention=CONTENDED)
+    assert pace.concurrent_uploads == 1
 
 
 def test_equal_bounds_leave_nothing_to_limit():
     """When the least shares are also the most, uploads always have everything."""
     control = ControllerLimits(min_shares=300, max_shares=300)
-    assert pace_for(300, control, PaceLimits(max_uploads=5)) == UploadPace(5, None)
+    found = pace_for(300, control, PaceLimits(max_uploads=5), contention=CONTENDED)
+    assert found == UploadPace(5, None)
+
+
+@given(control_limits, st.none() | st.integers(1, 2**40), st.integers(0, 12_000), st.booleans())
+def test_shares_brake_nothing_on_a_machine_that_nobody_else_wants(control, limit, shares, is_listening):
+    """Without contention there is the hard limit and nothing else, at any shares; listening is a pause."""
+    contention = ContentionState(listening_since=1.0 if is_listening else None)
+    pace = pace_for(
+        shares, control, PaceLimits(max_uploads=20, bytes_per_second=limit), contention=contention
+    )
+    assert (pace.concurrent_uploads, pace.bytes_per_second, pace.held_by) == (20, None, "")
+    assert pace.limit_bytes_per_second == limit
+    has_everything = max(shares, control.min_shares) >= control.max_shares
+    assert pace.is_listening == (is_listening and not has_everything)
+
+
+@pytest.mark.parametrize("shares", [100, 1000])
+def test_the_hard_limit_holds_at_any_shares(shares):
+    """What a link costs has nothing to do with what others want of the machine."""
+    limits = PaceLimits(max_uploads=20, bytes_per_second=5 * MIB)
+    assert pace_for(shares, DEFAULTS, limits, contention=CONTENDED).limit_bytes_per_second == 5 * MIB
+
+
+@pytest.mark.parametrize(
+    ("closed_seconds_ago", "expected"), [(-1, False), (0, True), (10, True), (11, False), (1e9, False)]
+)
+def test_a_segment_is_new_for_a_moment(closed_seconds_ago, expected):
+    """A file from the future is not new: its time says nothing."""
+    assert is_new(closed_seconds_ago=closed_seconds_ago) is expected
 
 
 def test_limits_of_the_pace_that_cannot_be_kept_are_refused():
@@ -229,7 +269,10 @@ def test_limits_of_the_pace_that_cannot_be_kept_are_refused():
 )
 def test_more_shares_never_slow_uploads_down(control, limits, measured, shares):
     """Concurrency and rate both rise with shares, stay within the limits, and are never below polite."""
-    paces = [pace_for(each, control, limits, measured_bytes_per_second=measured) for each in sorted(shares)]
+    paces = [
+        pace_for(each, control, limits, contention=CONTENDED, measured_bytes_per_second=measured)
+        for each in sorted(shares)
+    ]
     rates = [math.inf if pace.bytes_per_second is None else pace.bytes_per_second for pace in paces]
     for (less, low_rate), (more, high_rate) in pairwise(zip(paces, rates, strict=True)):
         assert less.concurrent_uploads <= more.concurrent_uploads

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from tests.fakes.archive import archive_in, archived
+from tests.fakes.archive import Clock, archive_in, archived
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
@@ -24,6 +24,8 @@ from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.sidecar import decode_sidecar
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction, FilePart, SegmentSlice
+from tieringd.policies.upload_contention import CPU
+from tieringd.policies.upload_control import UploadPace
 from tieringd.storage.memory import MemoryStore
 
 
@@ -300,6 +302,26 @@ async def test_cancelling_one_partition_leaves_the_others(writer, leadership, pa
 
     assert remote_log.cancel_copies(other) == 0
     assert (await copy).remote.base_offset == base
+
+
+async def test_copy_of_a_segment_that_was_just_closed_passes_the_brake(writer, leadership, store):
+    """A copy keeps up or catches up by the age of its file; only catching up waits for the brake."""
+    archive = archive_in(store, now_ms=(clock := Clock()))
+    archive.gate.set_pace(UploadPace(1, 1, held_by=CPU, new_uploads=2))
+    first, second = writer.closed_segment(), writer.closed_segment()
+    closed_ms = writer.local_log().segments[-1].modified_ns // 1_000_000
+    clock.now_ms = closed_ms + 60_000
+    await copied(archive.remote_log, leadership, writer, first)
+
+    late = asyncio.create_task(copied(archive.remote_log, leadership, writer, second))
+    await asyncio.sleep(0)
+    assert archive.gate.held_by == CPU
+    clock.now_ms = closed_ms + 5_000
+    assert await copied(archive.remote_log, leadership, writer, second)
+    assert not late.done()
+    archive.remote_log.cancel_copies(leadership.partition)
+    with pytest.raises(asyncio.CancelledError):
+        await late
 
 
 async def test_local_checksum_is_that_of_the_whole_file(writer, remote_log, archive):

@@ -1,4 +1,4 @@
-"""The upload controller: the gate's pace follows the backlog."""
+"""The upload controller: the gate's pace follows the backlog, and what others want of the machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 from structlog.testing import capture_logs
 
+from tests.fakes.host import FakeHost
 from tests.unit.services.uploads import gate_at, partition
+from tieringd.policies.upload_contention import CPU, IO
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits, UploadPace
 from tieringd.services.upload_controller import UploadController
 
@@ -41,7 +43,13 @@ def backlog():
 
 
 @pytest.fixture
-def make_controller(backlog, metrics):
+async def host():
+    """Give a machine that others want all of."""
+    return FakeHost(others=1.0)
+
+
+@pytest.fixture
+def make_controller(backlog, metrics, host):
     """Give a function that returns a controller and its gate, on the running loop."""
 
     def make(
@@ -54,6 +62,7 @@ def make_controller(backlog, metrics):
             pace=pace or PaceLimits(max_uploads=20),
             free_bytes_at_start=free_bytes_at_start,
             backlog_bytes=backlog,
+            counters=host.counters,
             metrics=metrics,
         )
         return controller, gate
@@ -67,12 +76,43 @@ def values(metrics) -> tuple[float | None, ...]:
     return tuple(metrics.registry.get_sample_value(f"tieringd_{name}") for name in names)
 
 
+def braked(uploads: int, bytes_per_second: int) -> UploadPace:
+    return UploadPace(uploads, bytes_per_second, held_by=CPU, new_uploads=20)
+
+
+async def heard(controller: UploadController) -> None:
+    """Let the controller hear the machine for a second without uploads."""
+    await asyncio.sleep(1)
+    controller.look()
+
+
 async def test_controller_without_a_backlog_is_polite(make_controller, metrics):
-    """Nothing waits: the fewest shares, two uploads at a modest rate."""
+    """Others want the machine and nothing waits: the fewest shares, two uploads at a modest rate."""
     controller, gate = make_controller()
+    await heard(controller)
     controller.step()
-    assert gate.pace == UploadPace(2, 16 * MIB)
+    assert gate.pace == braked(2, 16 * MIB)
     assert values(metrics) == (100, 0, 0)
+
+
+async def test_controller_brakes_nothing_on_a_machine_that_nobody_else_wants(make_controller, host):
+    """The fewest shares as well leave no processor idle while something waits."""
+    host.set_others(0.5)
+    controller, gate = make_controller()
+    await heard(controller)
+    controller.step()
+    assert gate.pace == UploadPace(20, None)
+
+
+async def test_controller_names_what_others_want(make_controller, host):
+    """Disks count as processors do, and what has passed leaves no brake."""
+    controller, gate = make_controller()
+    seen = []
+    for others, io in ((1.0, 0.0), (0.1, 0.9), (0.1, 0.0)):
+        host.set_others(others, io=io)
+        await heard(controller)
+        seen.append(gate.pace.held_by)
+    assert seen == [CPU, IO, ""]
 
 
 async def test_controller_gives_everything_to_a_backlog_of_half_the_free_disk(
@@ -89,6 +129,7 @@ async def test_controller_gives_everything_to_a_backlog_of_half_the_free_disk(
 async def test_controller_moves_with_the_backlog_in_both_directions(make_controller, backlog, metrics):
     """More waits, more shares; what has drained is uploaded politely again."""
     controller, gate = make_controller()
+    await heard(controller)
     seen = []
     for thousandths in (0, 100, 250, 400, 600, 250, 0):
         backlog.size_bytes = FREE * thousandths // 1000
@@ -117,6 +158,7 @@ async def test_controller_passes_on_what_the_machine_carries(make_controller, ba
     async with gate.upload(partition(0), 4000 * MIB):
         await asyncio.sleep(4)
     assert gate.measured_bytes_per_second == pytest.approx(1000 * MIB)
+    await heard(controller)
     backlog.size_bytes = FREE // 4
     controller.step()
     assert gate.pace.bytes_per_second == pytest.approx(500 * MIB, rel=1e-6)
@@ -127,13 +169,15 @@ async def test_controller_keeps_the_interval_however_few_the_shares(make_control
     backlog.size_bytes = 10_000 * MIB
     pace = PaceLimits(max_uploads=20, upload_interval_seconds=10)
     controller, gate = make_controller(pace=pace, free_bytes_at_start=1000 * FREE)
+    await heard(controller)
     controller.step()
-    assert gate.pace == UploadPace(2, 1000 * MIB)
+    assert gate.pace == braked(2, 1000 * MIB)
 
 
 async def test_controller_of_a_full_disk_has_no_division_by_zero(make_controller, backlog):
     """A disk that had nothing free makes any backlog urgent, and none polite."""
     controller, gate = make_controller(free_bytes_at_start=0)
+    await heard(controller)
     controller.step()
     assert gate.pace.bytes_per_second == 16 * MIB
     backlog.size_bytes = 1
@@ -182,3 +226,26 @@ async def test_controller_sets_the_pace_at_once_and_every_interval(make_controll
         assert backlog.asked == 12
     await asyncio.sleep(600)
     assert backlog.asked == 12
+
+
+async def test_controller_leaves_an_idle_machine_alone(make_controller, host):
+    """While no upload runs or waits the machine is not looked at: an hour costs no reading."""
+    controller, gate = make_controller()
+    async with running(controller, 60):
+        await asyncio.sleep(3600)
+        assert host.readings == 1
+        async with gate.upload(partition(0), MIB):
+            await asyncio.sleep(10)
+        await asyncio.sleep(5)
+        looks = host.readings
+        assert looks > 10
+        await asyncio.sleep(3600)
+        assert host.readings == looks
+
+
+async def test_a_limit_that_is_set_while_it_runs_holds_at_once(make_controller, host):
+    """A reload does not wait for the next update of the shares."""
+    host.set_others(0)
+    controller, gate = make_controller()
+    controller.set_pace(PaceLimits(max_uploads=20, bytes_per_second=5 * MIB))
+    assert gate.pace.limit_bytes_per_second == 5 * MIB

@@ -19,7 +19,8 @@ from tests.unit.services.uploads import (
     partition,
     settle,
 )
-from tieringd.policies.upload_control import UploadPace
+from tieringd.policies.upload_contention import CPU
+from tieringd.policies.upload_control import LIMIT, SLOTS, UploadPace
 from tieringd.services.upload_line import Urgency
 
 pytestmark = pytest.mark.looptime
@@ -283,6 +284,77 @@ async def test_speed_follows_what_the_machine_can_do_now():
         for _ in range(20):
             await uploader.start(1, 10 * KIB, seconds=seconds)
     assert KIB < uploader.gate.measured_bytes_per_second < 1.5 * KIB
+
+
+async def test_the_brake_lets_new_segments_pass():
+    """One that was closed a moment ago begins beside those that wait for bytes, and takes none of theirs."""
+    pace = UploadPace(1, 10 * KIB, held_by=CPU, new_uploads=3)
+    uploader = Uploader(gate_at(pace))
+    uploader.start(1, 50 * KIB, seconds=1)
+    uploader.start(2, 50 * KIB, seconds=1)
+    for number in (3, 4, 5):
+        uploader.start(number, 1000 * KIB, seconds=2, is_new=True)
+    await asyncio.gather(*uploader.tasks)
+    assert (uploader.order, uploader.times) == ([1, 3, 4, 5, 2], [0, 0, 0, 1, 5])
+
+
+async def test_the_hard_limit_binds_new_segments_and_the_last_moment():
+    """What a link costs is paid by each upload, whatever its hurry."""
+    uploader = Uploader(gate_at(UploadPace(9, None, limit_bytes_per_second=10 * KIB)))
+    uploader.start(1, 50 * KIB, seconds=0)
+    uploader.start(2, 50 * KIB, seconds=0, is_new=True)
+    uploader.start(3, 50 * KIB, seconds=0, seconds_to_loss=0)
+    await asyncio.gather(*uploader.tasks)
+    assert (uploader.order, uploader.times) == ([1, 3, 2], [0, 5, 10])
+
+
+async def test_listening_lets_only_the_last_moment_begin():
+    """No upload begins while the machine is heard, but what is about to be lost."""
+    uploader = Uploader(gate_at(UploadPace(9, None, is_listening=True)))
+    uploader.start(1, seconds=1)
+    uploader.start(2, seconds=1, is_new=True)
+    uploader.start(3, seconds=1, seconds_to_loss=12)
+    await asyncio.sleep(5)
+    assert (uploader.order, uploader.times) == ([3], [2])
+    uploader.gate.set_pace(UploadPace(9, None))
+    await asyncio.gather(*uploader.tasks)
+    assert uploader.times == [2, 5, 5]
+
+
+async def test_the_gate_says_when_uploads_begin_and_end():
+    """Once before the first of several, and once after the last."""
+    uploader = Uploader(gate_at(9))
+    said = []
+    uploader.gate.on_busy = lambda: said.append(("busy", now()))
+    uploader.gate.on_quiet = lambda: said.append(("quiet", now()))
+    for seconds in (1, 3):
+        uploader.start(seconds, seconds=seconds)
+    await asyncio.gather(*uploader.tasks)
+    assert said == [("busy", 0), ("quiet", 3)]
+
+
+@pytest.mark.parametrize(
+    ("pace", "by"),
+    [
+        pytest.param(UploadPace(1, None), SLOTS, id="every slot is taken"),
+        pytest.param(UploadPace(9, 10 * KIB, held_by=CPU), CPU, id="others want the machine"),
+        pytest.param(UploadPace(9, None, limit_bytes_per_second=10 * KIB), LIMIT, id="the hard limit"),
+    ],
+)
+async def test_the_gate_says_what_holds_uploads_and_for_how_long(pace, by):
+    """Time counts while something waits; a partition's own wait is known too."""
+    uploader = Uploader(gate_at(pace))
+    uploader.start(1, 50 * KIB, seconds=5)
+    await asyncio.sleep(1)
+    assert (uploader.gate.held_by, uploader.gate.take_held_seconds()) == ("", {})
+    uploader.start(2, KIB, seconds=0)
+    await asyncio.sleep(3)
+    assert uploader.gate.held(partition(2)) == (by, pytest.approx(3))
+    assert uploader.gate.held(partition(1)) is None
+    assert uploader.gate.take_held_seconds() == {by: pytest.approx(3)}
+    await asyncio.gather(*uploader.tasks)
+    await asyncio.sleep(60)
+    assert uploader.gate.take_held_seconds() == {by: pytest.approx(1)}
 
 
 async def test_senseless_arguments_are_refused():

@@ -164,7 +164,7 @@ def test_cancellations_leak_neither_slots_nor_bytes(uploads, bytes_per_second, a
         assert not timers.pending
         if bytes_per_second is not None:
             charged = sum(size for _, _, size in uploader.begun)
-            assert (gate._free_at - now()) * bytes_per_second <= charged + 0.01
+            assert (gate._brake.free_at - now()) * bytes_per_second <= charged + 0.01
         gate.set_pace(UploadPace(uploads, None))
         before = now()
         await uploader.start_all(*range(uploads + 1))

@@ -24,9 +24,10 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def gate_at(uploads: int, bytes_per_second: int | None = None, **options) -> UploadGate:
+def gate_at(uploads: int | UploadPace, bytes_per_second: int | None = None, **options) -> UploadGate:
     options = {"timers": asyncio.get_running_loop(), "order": ORDER, "segments_per_turn": 1, **options}
-    return UploadGate(UploadPace(uploads, bytes_per_second), **options)
+    pace = uploads if isinstance(uploads, UploadPace) else UploadPace(uploads, bytes_per_second)
+    return UploadGate(pace, **options)
 
 
 async def settle() -> None:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from tieringd.storage.threads import body_threads
 
 
@@ -32,3 +34,28 @@ with body_threads(1, name="test") as threads:
     assert threads.submit(priority).result() == 19
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        pytest.param("-c2 -n6", "best-effort: prio 7", id="of the shipped unit"),
+        pytest.param("-c2 -n7", "best-effort: prio 7", id="the last already"),
+        pytest.param("-c3", "idle", id="a class below"),
+    ],
+)
+def test_body_threads_come_later_at_the_disk(before, expected):
+    """A level of the best-effort class later than the process; other classes stay as they are."""
+    script = """
+import subprocess
+import threading
+from tieringd.storage.threads import body_threads
+def level():
+    thread = str(threading.get_native_id())
+    return subprocess.run(["ionice", "-p", thread], capture_output=True, text=True).stdout.strip()
+with body_threads(1, name="test") as threads:
+    print(threads.submit(level).result())
+"""
+    command = ["ionice", *before.split(), sys.executable, "-c", script]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == expected

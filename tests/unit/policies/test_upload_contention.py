@@ -1,0 +1,131 @@
+"""Whether others want the machine: what is judged by which load, and when the policy listens."""
+
+from __future__ import annotations
+
+import pytest
+
+from tieringd.policies.upload_contention import (
+    CPU,
+    IO,
+    MEMORY,
+    ContentionLimits,
+    ContentionState,
+    HostLoad,
+    judge,
+    wanted_by,
+)
+
+LIMITS = ContentionLimits(listening_pause_seconds=5, listening_cost=0.05)
+BUSY, ROOM, UNHEARD = HostLoad(1, cpu_busy=1.0), HostLoad(1, cpu_busy=0.5), HostLoad(0)
+
+
+def after(
+    state: ContentionState,
+    total: HostLoad,
+    others: HostLoad,
+    now: float = 100.0,
+    *,
+    is_catching_up: bool = True,
+) -> ContentionState:
+    return judge(state, LIMITS, total=total, others=others, is_catching_up=is_catching_up, now=now)
+
+
+@pytest.mark.parametrize(
+    ("load", "expected"),
+    [
+        pytest.param(HostLoad(1), "", id="nothing known"),
+        pytest.param(HostLoad(1, 0.5, 0.1, 0.1, 0.05), "", id="room everywhere"),
+        pytest.param(HostLoad(1, cpu_busy=0.95), CPU, id="no idle processor"),
+        pytest.param(HostLoad(1, 0.5, cpu_waiting=0.5), CPU, id="tasks wait for processors"),
+        pytest.param(HostLoad(1, 0.1, 0.0, io_waiting=0.5), IO, id="tasks wait for disks"),
+        pytest.param(HostLoad(1, 0.1, 0.0, 0.0, memory_waiting=0.5), MEMORY, id="tasks wait for memory"),
+    ],
+)
+def test_a_machine_is_wanted_where_it_has_no_room(load, expected):
+    """Each part has a bound of its own; what is not known presses on nothing."""
+    assert wanted_by(load, LIMITS) == expected
+
+
+def test_a_machine_with_room_is_not_contended():
+    """Uploads run and processors are idle: nobody is in anybody's way, and nothing needs to be heard."""
+    assert after(ContentionState(CPU), ROOM, UNHEARD) == ContentionState()
+
+
+def test_a_busy_machine_is_listened_to():
+    """Who makes it busy is not known before it was heard without uploads."""
+    assert after(ContentionState(), BUSY, UNHEARD) == ContentionState(listening_since=100.0)
+
+
+def test_what_is_heard_without_uploads_decides():
+    """Others that leave room for uploads are no contention, however busy uploads themselves keep it."""
+    listening = ContentionState(listening_since=99.5)
+    assert after(listening, BUSY, ROOM).contended_by == ""
+    assert after(listening, BUSY, BUSY).contended_by == CPU
+    assert not after(listening, BUSY, ROOM).is_listening
+
+
+def test_too_short_a_moment_decides_nothing():
+    """Listening goes on until enough was heard."""
+    listening = ContentionState(listening_since=99.9)
+    assert after(listening, HostLoad(0.05, cpu_busy=0.2), HostLoad(0.1, cpu_busy=1.0)) == listening
+
+
+def test_moments_between_uploads_need_no_listening():
+    """Where little is uploaded the machine is heard all the time, and the judgement follows it."""
+    contended = after(ContentionState(), BUSY, BUSY)
+    assert (contended.contended_by, contended.is_listening) == (CPU, False)
+    assert after(contended, BUSY, ROOM, 101.0) == ContentionState()
+
+
+def test_others_that_come_are_listened_to_at_once():
+    """A producer that starts does not wait for the end of a pause; one that was there already is known."""
+    free = ContentionState(listen_at=200)
+    alone, beside = HostLoad(1, 1.0, cpu_of_others=0.2), HostLoad(1, 1.0, cpu_of_others=0.6)
+    known = after(free, alone, UNHEARD)
+    assert known == ContentionState(listen_at=200, load=alone)
+    assert after(known, alone, UNHEARD) == known
+    assert after(known, beside, UNHEARD).is_listening
+    assert after(after(known, beside, BUSY), beside, UNHEARD).load == beside
+
+
+def test_listening_to_a_machine_while_the_store_is_away_costs_nothing():
+    """No upload ends then, so nothing is heard; the next listening comes soon, and not after a long pause."""
+    listening = ContentionState(listening_since=90.0)
+    given_up = judge(
+        listening, LIMITS, total=BUSY, others=UNHEARD, is_catching_up=True, is_moving=False, now=100.0
+    )
+    assert given_up == ContentionState(listen_at=105.0)
+
+
+def test_nothing_is_listened_to_where_a_brake_would_hold_nothing():
+    """New segments are not braked: who else wants the machine is no question while only those wait."""
+    assert not after(ContentionState(), BUSY, UNHEARD, is_catching_up=False).is_listening
+    listening = ContentionState(listening_since=99.9)
+    assert not after(listening, BUSY, UNHEARD, is_catching_up=False).is_listening
+
+
+def test_listening_gives_up_where_uploads_do_not_end():
+    """An upload that hangs must not hold up the others for long; what was known stays."""
+    listening = ContentionState(IO, listening_since=90.5)
+    assert after(listening, BUSY, UNHEARD).is_listening
+    given_up = after(listening, BUSY, UNHEARD, 100.5)
+    assert (given_up.contended_by, given_up.is_listening) == (IO, False)
+
+
+@pytest.mark.parametrize(
+    ("took", "pause"),
+    [pytest.param(0.2, 5, id="short: the shortest pause"), pytest.param(2.0, 38, id="long: a twentieth")],
+)
+def test_listening_costs_a_twentieth_of_the_time(took, pause):
+    """After it has taken long, for uploads were slow to end, it comes again later."""
+    heard = after(ContentionState(listening_since=100 - took), BUSY, ROOM)
+    assert heard.listen_at == pytest.approx(100 + pause)
+    assert not after(heard, BUSY, UNHEARD, heard.listen_at - 0.1).is_listening
+    assert after(heard, BUSY, UNHEARD, heard.listen_at).is_listening
+
+
+def test_limits_that_cannot_be_kept_are_refused():
+    """A judgement from no time, and listening that costs nothing, are mistakes."""
+    for arguments in ({"heard_seconds": 0}, {"listening_cost": 0}):
+        with pytest.raises(AssertionError):
+            ContentionLimits(**arguments)
