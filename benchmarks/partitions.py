@@ -168,8 +168,11 @@ def measure_scan(log_dir: Path) -> dict[str, float]:
         scan = layout.scan([str(log_dir)])
         assert len(scan.partitions) == PARTITIONS, f"{len(scan.partitions)} partitions were found"
         assert not scan.problems, scan.problems[0]
-        await broker.replicas(scan.partitions)
-        bounds = await broker.log_bounds([layout.read_log(one, ()) for one in scan.partitions])
+        view = await broker.replicas(scan.partitions)
+        bounds = await broker.log_bounds(
+            [layout.read_log(one, ()) for one in scan.partitions],
+            leader_epochs={name: replica.leader_epoch for name, replica in view.replicas.items()},
+        )
         assert len(bounds) == PARTITIONS, "some log has no bounds"
         return time.monotonic() - before
 

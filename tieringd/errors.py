@@ -6,6 +6,7 @@ TieringError
 ├── RetryableError            nothing is wrong with our data; try again later
 │   ├── StorageUnavailable    timeouts, 5xx, throttling
 │   ├── BrokerUnavailable     no answer, or "not leader", or "not ready"
+│   │   └── LeadershipChanged the broker leads under another epoch than the caller acts under
 │   └── LocalFileError        a file or directory that cannot be read now
 ├── StorageError              the store answered, and the answer is final
 │   ├── ObjectNotFound
@@ -82,6 +83,10 @@ class StorageUnavailable(RetryableError):
 
 class BrokerUnavailable(RetryableError):
     """The broker did not answer, or is not ready to answer this."""
+
+
+class LeadershipChanged(BrokerUnavailable):
+    """The broker does not lead the partition under the leader epoch that the call names: look again."""
 
 
 class LocalFileError(RetryableError):

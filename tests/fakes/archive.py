@@ -131,14 +131,15 @@ def archiver_of(
     archive: Archive,
     broker: Broker,
     *,
-    leader_epoch: int = 0,
+    leader_epoch: int | None = None,
     metrics: Metrics | None = None,
     now_ms: Callable[[], int] | None = None,
     limits: UploadLimits | None = None,
 ) -> Archiver:
-    """Return an archiver of *writer*'s partition."""
+    """Return an archiver of *writer*'s partition, under the newest epoch of its log unless told otherwise."""
+    newest = writer.epochs[-1][0] if writer.epochs else 0
     return _archiver(
-        Leadership(writer.identified, leader_epoch),
+        Leadership(writer.identified, newest if leader_epoch is None else leader_epoch),
         archive,
         broker,
         metrics=metrics or Metrics(),

@@ -7,13 +7,15 @@ start moves at once, whole segments go, at once or when their delay is over.
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import Counter, defaultdict, deque
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.wire import Wire
-from tieringd.errors import BrokerDenied, BrokerUnavailable, TieringError
+from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
 from tieringd.model.log_dirs import LogDirSizes, ReplicaSize
 from tieringd.model.partition import ClusterView, Replica
 
@@ -23,11 +25,17 @@ if TYPE_CHECKING:
     from tests.fakes.log_writer import LogWriter
     from tieringd.model.client_quota import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
+    from tieringd.model.partition import Leadership, LogBounds, TopicPartition
 
 
 def broker_unavailable(operation: str, outcome_unknown: bool = False) -> BrokerUnavailable:  # noqa: FBT001, FBT002 - the wire calls it
     return BrokerUnavailable(f"{operation}: the broker does not answer ({outcome_unknown=})")
+
+
+def require_time(send_by: float) -> None:
+    """Send nothing after *send_by*, in loop time."""
+    if asyncio.get_running_loop().time() > send_by:
+        raise BrokerUnavailable("the last check is too long ago")
 
 
 class FakeBroker:
@@ -62,6 +70,8 @@ class FakeBroker:
         self.quota_orders = 0
         """How often quotas were set by way of this broker."""
         self.denied: set[str] = set()
+        self.lagging: set[TopicPartition] = set()
+        """Partitions of which a replica is not in sync."""
         self.trims: list[tuple[TopicPartition, int]] = []
         """Every trim that was asked for: the partition and the offset."""
 
@@ -94,22 +104,28 @@ class FakeBroker:
         names = {each.topic_partition for each in found}
 
         def view() -> ClusterView:
-            replicas = {name: Replica(epoch, is_leader=True) for name, epoch in self.epochs.items()}
+            replicas = {
+                name: Replica(epoch, is_leader=True, has_all_in_sync=name not in self.lagging)
+                for name, epoch in self.epochs.items()
+            }
             replicas |= {name: Replica(epoch, is_leader=False) for name, epoch in self.followed.items()}
             held = {name: replica for name, replica in replicas.items() if name in names}
             return ClusterView(held, Counter(name.topic for name in replicas))
 
         return await self._answer("replicas", view)
 
-    async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
-        """Return the bounds of each log, or its error."""
-        return await self._answer(
-            "log_bounds",
-            lambda: {
-                name: self.bounds_errors.get(name) or self._writers[name].bounds()
-                for name in (each.partition.topic_partition for each in logs)
-            },
-        )
+    async def log_bounds(
+        self, logs: Sequence[LocalLog], *, leader_epochs: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, LogBounds | TieringError]:
+        """Return the bounds of each log that is led under the epoch given for it, or its error."""
+
+        def bounds(name: TopicPartition) -> LogBounds | TieringError:
+            if self.epochs.get(name) != leader_epochs[name]:
+                return LeadershipChanged(f"{name} is led under {self.epochs.get(name)}")
+            return self.bounds_errors.get(name) or self._writers[name].bounds()
+
+        names = [each.partition.topic_partition for each in logs]
+        return await self._answer("log_bounds", lambda: {name: bounds(name) for name in names})
 
     async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
         """Return the log directories of the logs held here, as broker 1."""
@@ -134,8 +150,11 @@ class FakeBroker:
         """Return what is set on one topic itself."""
         return await self._answer("topic_overrides", lambda: dict(self.configs.get(topic, {})))
 
-    async def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
+    async def alter_topic(
+        self, topic: str, changes: Mapping[str, str | None], *, send_by: float = math.inf
+    ) -> None:
         """Set, and take away, settings of a topic."""
+        require_time(send_by)
 
         def change() -> None:
             if topic in self.denied:
@@ -155,8 +174,11 @@ class FakeBroker:
             "client_quotas", lambda: {entity: dict(values) for entity, values in self.quotas.items()}
         )
 
-    async def alter_client_quotas(self, changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> None:
+    async def alter_client_quotas(
+        self, changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, send_by: float = math.inf
+    ) -> None:
         """Set, and take away, quotas."""
+        require_time(send_by)
 
         def change() -> None:
             self.quota_orders += 1
@@ -168,12 +190,20 @@ class FakeBroker:
 
         await self._answer("alter_client_quotas", change, may_be_late=True)
 
-    async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
+    async def trim(
+        self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
+    ) -> int:
         """Move the log start, and let the segments below it go."""
-        name = partition.topic_partition
+        name = leadership.partition.topic_partition
         writer = self._writers[name]
         self.trims.append((name, before_offset))
-        await self._answer("trim", lambda: self._let_go(name, before_offset))
+
+        def let_go() -> None:
+            if name in self.lagging and needs_every_replica:
+                raise BrokerUnavailable(f"a replica of {name} is not in sync")
+            self._let_go(name, before_offset, leader_epoch=leadership.leader_epoch)
+
+        await self._answer("trim", let_go)
         return writer.log_start_offset
 
     def delete_trimmed(self) -> None:
@@ -185,11 +215,11 @@ class FakeBroker:
     async def close(self) -> None:
         """Do nothing: there is no connection."""
 
-    def _let_go(self, name: TopicPartition, before_offset: int) -> None:
+    def _let_go(self, name: TopicPartition, before_offset: int, *, leader_epoch: int) -> None:
         if name.topic in self.denied:
             raise BrokerDenied(f"{name.topic} is never trimmed", hint="Grant DELETE on the topic")
-        if name not in self.epochs:
-            raise BrokerUnavailable(f"this broker does not lead {name}")
+        if self.epochs.get(name) != leader_epoch:
+            raise LeadershipChanged(f"{name} is led under {self.epochs.get(name)}")
         writer = self._writers[name]
         assert before_offset <= writer.stable_end, f"{before_offset} is past the high watermark"
         writer.log_start_offset = max(writer.log_start_offset, before_offset)

@@ -26,6 +26,9 @@ EFFECTS = frozenset({"put", "join", "delete_many", "trim", "alter_client_quotas"
 class Wire:
     """Carries every request at once."""
 
+    async def sendable(self) -> None:
+        """Wait until the daemon may send: a stopped one does not."""
+
     async def carry(
         self,
         operation: str,

@@ -12,18 +12,22 @@ import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
+from tests.support.bounds import bounds_of
 from tests.support.kafka import KafkaCluster, Listener
 from tieringd.broker.directory import DirectoryBroker
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
-from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError
+from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError, LeadershipChanged
 from tieringd.model.local_log import LocalLog, LocalPartition
-from tieringd.model.partition import LogBounds, TopicIdPartition, TopicPartition
+from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition, TopicPartition
 
 _OLD_ID = "cmVjcmVhdGVkLXRvcGljIQ"
 _TOPIC_NUMBERS = count()
 _LARGE = b"x" * 100_000
 _SEGMENT = {"segment.bytes": str(1024 * 1024), "retention.ms": "-1"}
+
+CLEAN = {"unclean.leader.election.enable": "false"}
+"""A default of the broker that is told of every topic."""
 
 
 @pytest.fixture
@@ -65,9 +69,10 @@ def bases(kafka: KafkaCluster, topic: str) -> list[int]:
     return sorted(int(each.stem) for each in (kafka.log_dir() / f"{topic}-0").glob("*.log"))
 
 
-def identified(kafka: KafkaCluster, log: LocalLog) -> TopicIdPartition:
+def led(kafka: KafkaCluster, log: LocalLog, *, leader_epoch: int = 0) -> Leadership:
     name = log.partition.topic_partition
-    return TopicIdPartition(kafka.cluster_id, name.topic, log.partition.topic_id, name.partition)
+    partition = TopicIdPartition(kafka.cluster_id, name.topic, log.partition.topic_id, name.partition)
+    return Leadership(partition, leader_epoch)
 
 
 async def test_cluster_id_is_the_one_the_broker_was_formatted_with(kafka, broker):
@@ -129,7 +134,7 @@ async def test_led_partitions_of_another_broker_are_left_out(kafka, topic):
     try:
         assert await led_by(other, [await local_partition(kafka, topic)]) == {}
         with pytest.raises(BrokerUnavailable, match="broker 2 is not among the live brokers"):
-            await other.log_bounds([await local_log(kafka, topic)])
+            await bounds_of(other, await local_log(kafka, topic))
     finally:
         await other.close()
 
@@ -150,7 +155,7 @@ async def test_log_bounds_of_plain_records_end_at_the_high_watermark(kafka, brok
     await kafka.create_topic(topic, partitions=2)
     await kafka.produce(topic, [b"a", b"b", b"c"], partition=1)
 
-    bounds = await broker.log_bounds([await local_log(kafka, topic, 0), await local_log(kafka, topic, 1)])
+    bounds = await bounds_of(broker, await local_log(kafka, topic, 0), await local_log(kafka, topic, 1))
 
     assert bounds == {
         TopicPartition(topic, 0): LogBounds(0, 0, 0),
@@ -168,12 +173,12 @@ async def test_log_bounds_hold_the_stable_offset_back_at_an_open_transaction(kaf
         await producer.begin_transaction()
         await producer.send_and_wait(topic, b"open", partition=0)
         await kafka.produce(topic, [b"plain"] * 4)
-        while_open = await broker.log_bounds([log])
+        while_open = await bounds_of(broker, log)
         await producer.commit_transaction()
 
     assert while_open == {name: LogBounds(0, 5, 10)}
     # The commit marker is a record too, and it is written after the commit was acknowledged.
-    await until_equal(lambda: broker.log_bounds([log]), {name: LogBounds(0, 11, 11)})
+    await until_equal(lambda: bounds_of(broker, log), {name: LogBounds(0, 11, 11)})
 
 
 async def test_log_bounds_answer_for_a_partition_without_a_leader_is_its_error(kafka, broker, topic):
@@ -183,7 +188,7 @@ async def test_log_bounds_answer_for_a_partition_without_a_leader_is_its_error(k
         replace(await local_partition(kafka, topic), topic_partition=TopicPartition(topic, 9)), (), ()
     )
 
-    bounds = await broker.log_bounds([await local_log(kafka, topic), missing])
+    bounds = await bounds_of(broker, await local_log(kafka, topic), missing)
 
     assert bounds[TopicPartition(topic, 0)] == LogBounds(0, 0, 0)
     error = bounds[TopicPartition(topic, 9)]
@@ -199,11 +204,12 @@ async def test_topic_configs_holds_what_is_set_and_how_the_broker_deletes(kafka,
     configs = await broker.topic_configs([topic, f"{topic}-plain", "never-created"])
 
     assert configs == {
-        topic: {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "compact,delete"},
+        topic: {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "compact,delete", **CLEAN},
         f"{topic}-plain": {
             "retention.ms": str(7 * 24 * 3600 * 1000),
             "retention.bytes": "-1",
             "cleanup.policy": "delete",
+            **CLEAN,
         },
     }
 
@@ -238,10 +244,10 @@ async def test_trim_moves_the_log_start_and_the_broker_deletes_the_files(kafka, 
     before = bases(kafka, topic)
     assert len(before) >= 4
 
-    low_watermark = await broker.trim(identified(kafka, log), log, before_offset=before[2])
+    low_watermark = await broker.trim(led(kafka, log), log, before_offset=before[2])
 
     assert low_watermark == before[2]
-    assert await broker.log_bounds([log]) == {log.partition.topic_partition: LogBounds(before[2], 40, 40)}
+    assert await bounds_of(broker, log) == {log.partition.topic_partition: LogBounds(before[2], 40, 40)}
     await until_equal(lambda: asyncio.to_thread(bases, kafka, topic), before[2:])
 
 
@@ -253,7 +259,7 @@ async def test_trim_of_a_compacted_topic_is_denied(kafka, broker, topic):
     log = await local_log(kafka, topic)
 
     with pytest.raises(BrokerDenied, match=r"POLICY_VIOLATION.*only compact"):
-        await broker.trim(identified(kafka, log), log, before_offset=1)
+        await broker.trim(led(kafka, log), log, before_offset=1)
 
 
 async def test_trim_past_the_high_watermark_is_unavailable(kafka, broker, topic):
@@ -263,9 +269,9 @@ async def test_trim_past_the_high_watermark_is_unavailable(kafka, broker, topic)
     log = await local_log(kafka, topic)
 
     with pytest.raises(BrokerUnavailable, match="holds no committed record there"):
-        await broker.trim(identified(kafka, log), log, before_offset=3)
+        await broker.trim(led(kafka, log), log, before_offset=3)
 
-    assert await broker.log_bounds([log]) == {log.partition.topic_partition: LogBounds(0, 2, 2)}
+    assert await bounds_of(broker, log) == {log.partition.topic_partition: LogBounds(0, 2, 2)}
 
 
 async def test_trim_of_a_former_topic_does_not_touch_the_new_one(kafka, broker, topic):
@@ -276,9 +282,9 @@ async def test_trim_of_a_former_topic_does_not_touch_the_new_one(kafka, broker, 
     former = replace(log, partition=replace(log.partition, topic_id=_OLD_ID))
 
     with pytest.raises(BrokerUnavailable, match="does not lead"):
-        await broker.trim(identified(kafka, former), former, before_offset=2)
+        await broker.trim(led(kafka, former), former, before_offset=2)
 
-    assert await broker.log_bounds([log]) == {log.partition.topic_partition: LogBounds(0, 3, 3)}
+    assert await bounds_of(broker, log) == {log.partition.topic_partition: LogBounds(0, 3, 3)}
 
 
 async def test_directory_broker_reads_the_bounds_that_the_broker_gives(kafka, broker, topic):
@@ -290,8 +296,8 @@ async def test_directory_broker_reads_the_bounds_that_the_broker_gives(kafka, br
         await producer.send_and_wait(topic, b"open", partition=0)
         await kafka.produce(topic, [_LARGE] * 25, max_batch_size=200_000)
         log = read_local_log(await local_partition(kafka, topic))
-        from_files = await DirectoryBroker([str(kafka.log_dir())]).log_bounds([log])
-        from_broker = await broker.log_bounds([log])
+        from_files = await bounds_of(DirectoryBroker([str(kafka.log_dir())]), log)
+        from_broker = await bounds_of(broker, log)
         await producer.abort_transaction()
 
     assert len(log.closed_segments) >= 3
@@ -306,9 +312,7 @@ async def test_directory_broker_does_not_unlink_under_a_running_broker(kafka, to
     before = bases(kafka, topic)
 
     with pytest.raises(BrokerDenied, match="a broker is running"):
-        await DirectoryBroker([str(kafka.log_dir())]).trim(
-            identified(kafka, log), log, before_offset=before[1]
-        )
+        await DirectoryBroker([str(kafka.log_dir())]).trim(led(kafka, log), log, before_offset=before[1])
 
     assert bases(kafka, topic) == before
 
@@ -334,18 +338,26 @@ async def test_broker_restart_is_survived_by_the_same_client(kafka, broker, topi
     await kafka.produce(topic, [b"a"])
     log = await local_log(kafka, topic)
     name = log.partition.topic_partition
-    assert await broker.log_bounds([log]) == {name: LogBounds(0, 1, 1)}
+    assert await bounds_of(broker, log) == {name: LogBounds(0, 1, 1)}
 
     await getattr(kafka, end)()
     try:
         with pytest.raises(BrokerUnavailable, match="cannot be reached"):
-            await broker.log_bounds([log])
+            await bounds_of(broker, log)
     finally:
         await kafka.launch()
 
-    await until_equal(lambda: broker.log_bounds([log]), {name: LogBounds(0, 1, 1)})
+    await until_equal(lambda: bounds_of(broker, log), {name: LogBounds(0, 1, 1)})
     (epoch,) = (await led_by(broker, [log.partition])).values()
     assert epoch >= 1
+    for other in (0, epoch + 1):
+        # Bounds and trims that were decided under another leadership are refused.
+        refused = await broker.log_bounds([log], leader_epochs={name: other})
+        assert isinstance(refused[name], LeadershipChanged)
+        with pytest.raises(LeadershipChanged, match=f"under leader epoch {epoch} now, and not under {other}"):
+            await broker.trim(led(kafka, log, leader_epoch=other), log, before_offset=1)
+    assert await bounds_of(broker, log) == {name: LogBounds(0, 1, 1)}
+    assert await broker.trim(led(kafka, log, leader_epoch=epoch), log, before_offset=1) == 1
 
 
 async def test_broker_that_hangs_is_unavailable_within_the_request_timeout(kafka, topic):
@@ -459,7 +471,7 @@ async def test_hidden_topic_has_a_denial_in_place_of_bounds(guarded, reader, top
     """The bounds of a topic that we may not describe are an error that names the missing right."""
     await guarded.create_topic(topic)
 
-    bounds = await reader.log_bounds([await local_log(guarded, topic)])
+    bounds = await bounds_of(reader, await local_log(guarded, topic))
 
     error = bounds[TopicPartition(topic, 0)]
     assert isinstance(error, BrokerDenied)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
+from tests.support.bounds import bounds_of
 from tests.support.kafka import KafkaCluster
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.broker.log_dir import scan_log_dirs
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _TOPIC_NUMBERS = count()
+
+CLEAN = {"unclean.leader.election.enable": "false"}
+"""A default of the broker that is told of every topic."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -129,7 +133,8 @@ async def test_bounds_are_the_leader_s_to_tell(cluster, brokers, topic):
         await cluster.produce(topic, [b"a", b"b", b"c"], partition=number, acks="all")
     logs = [LocalLog(one, (), ()) for one in await directories(cluster, 1, topic, 2)]
     bounds = await eventually(
-        lambda: brokers[1].log_bounds(logs), lambda seen: seen[TopicPartition(topic, 0)] == LogBounds(0, 3, 3)
+        lambda: bounds_of(brokers[1], *logs),
+        lambda seen: seen[TopicPartition(topic, 0)] == LogBounds(0, 3, 3),
     )
     refused = bounds[TopicPartition(topic, 1)]
     assert isinstance(refused, BrokerUnavailable)
@@ -145,11 +150,12 @@ async def test_retention_in_force_is_the_broker_s_default_where_a_topic_has_none
     for broker in brokers.values():
         configs = await broker.topic_configs([topic, f"{topic}-own"])
         assert configs == {
-            topic: {"retention.ms": "86400000", "retention.bytes": "-1", "cleanup.policy": "delete"},
+            topic: {"retention.ms": "86400000", "retention.bytes": "-1", "cleanup.policy": "delete", **CLEAN},
             f"{topic}-own": {
                 "retention.ms": "5000000",
                 "retention.bytes": "7000",
                 "cleanup.policy": "delete",
+                **CLEAN,
             },
         }
         assert await broker.topic_overrides(topic) == {}
@@ -178,7 +184,7 @@ async def test_follower_takes_over_under_a_higher_epoch_and_gives_back(cluster, 
         assert not follower.is_leader
         log = LocalLog(found[1][0], (), ())
         bounds = await eventually(
-            lambda: brokers[1].log_bounds([log]), lambda seen: isinstance(seen[name], LogBounds)
+            lambda: bounds_of(brokers[1], log), lambda seen: isinstance(seen[name], LogBounds)
         )
         assert bounds[name] == LogBounds(0, 2, 2)
     finally:

@@ -48,7 +48,7 @@ class Cluster:
         self.has_pins = seed % 4 != 0
         self.max_interval_ms = IDLE_INTERVAL_SECONDS * 1000 if seed % 2 else None
         self.target_bytes = self.random.choice([-1, 1, 400])
-        self._elects_uncleanly = seed % 3 == 1
+        self.elects_uncleanly = seed % 3 == 1
         self._deletes_by_itself = self.random.random() < 0.6
         self.partitions = [self._partition(number, brokers) for number in range(partitions)]
         self.promises = ClusterPromises(self.store, self.partitions)
@@ -125,9 +125,9 @@ class Cluster:
             self._fetch: 30,
             self._hear: 6,
             self._delete_oldest: 8 if self._deletes_by_itself else 0,
-            self._drop_out: 3 if self._elects_uncleanly else 1,
+            self._drop_out: 3 if self.elects_uncleanly else 1,
             self._elect: 5,
-            self._elect_uncleanly: 4 if self._elects_uncleanly else 0,
+            self._elect_uncleanly: 4 if self.elects_uncleanly else 0,
             self._append_deposed: 3,
             self._crash: 3,
             self._outage: 4,

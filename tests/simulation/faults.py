@@ -39,6 +39,10 @@ class ClusterWire(UnreliableWire):
         """Stop the daemon."""
         self._running.clear()
 
+    async def sendable(self) -> None:
+        """Wait until the daemon runs."""
+        await self._running.wait()
+
     @property
     def is_disturbed(self) -> bool:
         """Say whether requests fail or hang at present."""

@@ -47,7 +47,13 @@ class Node:
         self.reconciler = reconciler_of(
             tiered_config(log_dir, target_bytes=cluster.target_bytes, interval_ms=int(ROUND_SECONDS * 1000)),
             archive := archive_in(store, writer_id=writer_id, now_ms=cluster.now_ms),
-            ClusterBroker(number, cluster.partitions, self.broker_wire, on_trim=cluster.on_trim),
+            ClusterBroker(
+                number,
+                cluster.partitions,
+                self.broker_wire,
+                on_trim=cluster.on_trim,
+                elects_uncleanly=cluster.elects_uncleanly,
+            ),
             now_ms=cluster.now_ms,
             pins={str(log_dir): PinDirectory(str(pin_root))} if cluster.has_pins else None,
             max_interval_ms=cluster.max_interval_ms,

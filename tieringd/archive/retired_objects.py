@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
+    from tieringd.model.spillover import SpilloverName
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
@@ -90,10 +91,10 @@ async def delete_retired(
         StorageUnavailable: Some may be left. Calling again deletes them.
     """
     deleted: tuple[RemoteSegment, ...] = ()
-    spilled_end: int | None = None
+    ended: tuple[SpilloverName, ...] = ()
 
     async def change(manifest: PartitionManifest) -> PartitionManifest | None:
-        nonlocal deleted, spilled_end
+        nonlocal deleted, ended
         if not keeps_held:
             held = [one for one in manifest.retired if one.is_held]
             manifest = replace(manifest.released(held), unsettled=None)
@@ -101,17 +102,19 @@ async def delete_retired(
         due = takewhile(lambda one: one.retired_at_ms <= retired_until_ms, free)
         retired = tuple(chain.from_iterable(one.segments for one in due))
         expired, spilled_end = await _expired_spilled(manifests, manifest, retired_until_ms)
-        deleted = (*expired, *retired)
+        deleted, ended = (*expired, *retired), ()
         if not deleted:
             return None
         await delete_segments(store, partition, unnamed(manifest, deleted))
         left = manifest.forgotten(len(retired))
-        return left if spilled_end is None else spillover_deleted(left, spilled_end)
+        if spilled_end is None:
+            return left
+        # Listed before the edit takes effect: what a daemon stores there later is not to go.
+        ended = await manifests.spillovers.ending_before(partition, spilled_end)
+        return spillover_deleted(left, spilled_end)
 
     await manifests.edit(partition, change)
-    if spilled_end is not None:
-        ended = await manifests.spillovers.ending_before(partition, spilled_end)
-        await manifests.spillovers.delete(partition, ended)
+    await manifests.spillovers.delete(partition, ended)
     return deleted
 
 

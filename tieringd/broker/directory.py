@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import threading
 import time
@@ -21,7 +22,13 @@ from typing import TYPE_CHECKING, Final
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs, read_local_log, scan_log_dirs
 from tieringd.broker.segment_file import scan_transactions
 from tieringd.broker.small_files import SmallFiles, is_settled
-from tieringd.errors import BrokerDenied, BrokerUnavailable, CorruptDataError, LocalFileError
+from tieringd.errors import (
+    BrokerDenied,
+    BrokerUnavailable,
+    CorruptDataError,
+    LeadershipChanged,
+    LocalFileError,
+)
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
 from tieringd.model.partition import ClusterView, LogBounds, Replica
@@ -32,8 +39,8 @@ if TYPE_CHECKING:
     from tieringd.errors import TieringError
     from tieringd.model.client_quota import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.partition import TopicIdPartition, TopicPartition
-    from tieringd.model.segment import LocalSegment
+    from tieringd.model.partition import Leadership, TopicPartition
+    from tieringd.model.segment import EpochStart, LocalSegment
 
 
 _PROOF_BYTES: Final = 64
@@ -94,9 +101,11 @@ class DirectoryBroker:
         """Return every partition of *found* as led whose leader epoch can be read; 0 when it has none."""
         return await asyncio.to_thread(self._replicas, found)
 
-    async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
+    async def log_bounds(
+        self, logs: Sequence[LocalLog], *, leader_epochs: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, LogBounds | TieringError]:
         """Return the bounds of each log, or what is wrong with its files."""
-        return await asyncio.to_thread(self._all_bounds, logs)
+        return await asyncio.to_thread(self._all_bounds, logs, leader_epochs)
 
     async def log_dir_sizes(self) -> Sequence[LogDirSizes]:
         """Return what is in the log directories, of the broker whose they were."""
@@ -111,13 +120,16 @@ class DirectoryBroker:
         del topic
         return {}
 
-    async def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
+    async def alter_topic(
+        self, topic: str, changes: Mapping[str, str | None], *, send_by: float = math.inf
+    ) -> None:
         """
         Refuse.
 
         Raises:
             BrokerDenied: Always: without a broker nobody keeps settings of topics.
         """
+        del send_by
         raise BrokerDenied(f"{', '.join(changes)} of topic {topic} cannot be set: there is no broker")
 
     async def node_id(self) -> int:
@@ -138,27 +150,34 @@ class DirectoryBroker:
         """
         raise BrokerDenied("client quotas cannot be looked at: there is no broker")
 
-    async def alter_client_quotas(self, changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> None:
+    async def alter_client_quotas(
+        self, changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, send_by: float = math.inf
+    ) -> None:
         """
         Refuse.
 
         Raises:
             BrokerDenied: Always: without a broker there are no clients.
         """
+        del send_by
         names = "; ".join(str(entity) for entity in changes)
         raise BrokerDenied(f"client quotas of {names} cannot be set: there is no broker")
 
-    async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
+    async def trim(
+        self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
+    ) -> int:
         """
         Unlink the closed segments of *log* that end at or before *before_offset*.
 
         Raises:
+            LeadershipChanged: The log's newest leader epoch is another one by now; nothing is unlinked.
             BrokerDenied: A broker runs on the log directory, or we may not delete in it.
             BrokerUnavailable: The files are not those of *log* any more; nothing is unlinked.
             LocalFileError: A file could not be unlinked. Those before it are.
         """
-        del partition  # Without a broker a name has no other incarnation than the directory itself.
-        return await asyncio.to_thread(_trim, log, before_offset)
+        # Without a broker a name has no other incarnation than the directory itself, and no other replica.
+        del needs_every_replica
+        return await asyncio.to_thread(_trim, log, before_offset, leadership.leader_epoch)
 
     async def close(self) -> None:
         """Forget what was walked."""
@@ -171,22 +190,25 @@ class DirectoryBroker:
                 try:
                     epochs = self._epochs.read(each.path)
                 except LocalFileError:
-                    # Whoever reads the log itself meets the same fault, and reports it.
+                    # Reading the log itself meets the same fault, and that is reported.
                     epochs = ()
-                led[each.topic_partition] = Replica(epochs[-1][0] if epochs else 0, is_leader=True)
+                led[each.topic_partition] = Replica(_newest(epochs), is_leader=True)
             self._epochs.keep_only({each.path for each in found})
             for gone in self._walks.keys() - led.keys():
                 del self._walks[gone]
         return ClusterView(led, Counter(name.topic for name in led))
 
-    def _all_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
+    def _all_bounds(
+        self, logs: Sequence[LocalLog], leader_epochs: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, LogBounds | TieringError]:
         bounds: dict[TopicPartition, LogBounds | TieringError] = {}
         for each in logs:
             name = each.partition.topic_partition
             try:
                 with self._lock:
                     bounds[name] = self._bounds(each)
-            except (CorruptDataError, LocalFileError) as error:
+                    _require_epoch(each, self._epochs.read(each.partition.path), leader_epochs[name])
+            except (CorruptDataError, LocalFileError, LeadershipChanged) as error:
                 bounds[name] = error
         return bounds
 
@@ -279,7 +301,26 @@ def _open(stack: ExitStack, path: str, flags: int) -> int:
     return descriptor
 
 
-def _trim(local: LocalLog, before_offset: int) -> int:
+def _newest(epochs: Sequence[EpochStart]) -> int:
+    """Return the leader epoch of a log with this history; 0 where it has none."""
+    return epochs[-1][0] if epochs else 0
+
+
+def _require_epoch(local: LocalLog, epochs: Sequence[EpochStart], leader_epoch: int) -> None:
+    """
+    See that a log still has the leader epoch that it had when it was looked at.
+
+    Raises:
+        LeadershipChanged: It has another one: a broker ran on these files since.
+    """
+    newest = _newest(epochs)
+    if newest != leader_epoch:
+        raise LeadershipChanged(
+            f"{local.partition.path} has leader epoch {newest} now, and not {leader_epoch} any more"
+        )
+
+
+def _trim(local: LocalLog, before_offset: int, leader_epoch: int) -> int:
     path = local.partition.path
     doomed = [
         segment
@@ -288,7 +329,9 @@ def _trim(local: LocalLog, before_offset: int) -> int:
     ]
     with ExitStack() as stack:
         _hold_broker_lock(stack, local.partition.log_dir)
-        current = read_local_log(local.partition).segments
+        log = read_local_log(local.partition)
+        _require_epoch(local, log.epochs, leader_epoch)
+        current = log.segments
         seen = [(segment.base_offset, segment.next_offset, segment.identity) for segment in doomed]
         if seen != [(each.base_offset, each.next_offset, each.identity) for each in current[: len(doomed)]]:
             raise BrokerUnavailable(f"the segments of {path} changed since they were looked at")

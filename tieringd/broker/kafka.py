@@ -12,6 +12,8 @@ every broker.
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections import defaultdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +33,7 @@ from tieringd.broker.kafka_protocol import (
     KafkaSettings,
 )
 from tieringd.broker.kafka_topic_ids import metadata_request, text_of, topic_ids
-from tieringd.errors import BrokerDenied, BrokerUnavailable, TieringError
+from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
 from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica, TopicPartition
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
     from tieringd.model.client_quota import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.log_dirs import LogDirSizes
-    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.partition import Leadership
 
 __all__ = ["KafkaBroker", "KafkaSettings"]
 
@@ -126,7 +128,10 @@ class KafkaBroker:
         """
         if not found:
             return ClusterView({}, {})
-        response = await self._metadata({each.topic_partition.topic for each in found})
+        return self._view(await self._metadata({each.topic_partition.topic for each in found}), found)
+
+    def _view(self, response: MetadataResponse, found: Sequence[LocalPartition]) -> ClusterView:
+        """Return what *response*, which tells of the topics of *found*, says of them."""
         node_id = self._require_node_id()
         ids: dict[str, str] = {}
         counts: dict[str, int] = {}
@@ -141,7 +146,11 @@ class KafkaBroker:
                 # A directory that is no replica any more is on its way out, after a reassignment.
                 if node_id in partition.replica_nodes:
                     name = TopicPartition(topic.name, partition.partition_index)
-                    replicas[name] = Replica(partition.leader_epoch, partition.leader_id == node_id)
+                    replicas[name] = Replica(
+                        partition.leader_epoch,
+                        is_leader=partition.leader_id == node_id,
+                        has_all_in_sync=set(partition.replica_nodes) <= set(partition.isr_nodes),
+                    )
         held = {
             each.topic_partition: replicas[each.topic_partition]
             for each in found
@@ -150,11 +159,17 @@ class KafkaBroker:
         }
         return ClusterView(held, counts, {} if self._settings.has_topic_ids_on_disk else ids)
 
-    async def log_bounds(self, logs: Sequence[LocalLog]) -> Mapping[TopicPartition, LogBounds | TieringError]:
-        """Return the bounds of each log, or the error that kept this one log from having them."""
-        if not logs:
+    async def log_bounds(
+        self, logs: Sequence[LocalLog], *, leader_epochs: Mapping[TopicPartition, int]
+    ) -> Mapping[TopicPartition, LogBounds | TieringError]:
+        """
+        Return the bounds of each log, or the error that kept this one log from having them.
+
+        The broker compares each epoch with the one under which it leads, and refuses another.
+        """
+        asked = {each: leader_epochs[each] for each in (one.partition.topic_partition for one in logs)}
+        if not asked:
             return {}
-        asked = [each.partition.topic_partition for each in logs]
         # In this order each answer is a lower bound of what it would be together with the next:
         # a log start, then a last stable offset, then a high watermark that is not behind it.
         starts = await self._offsets(asked, _EARLIEST, _READ_UNCOMMITTED)
@@ -170,7 +185,7 @@ class KafkaBroker:
 
     async def topic_configs(self, topics: Sequence[str]) -> Mapping[str, Mapping[str, str]]:
         """
-        Return what is set on each topic, and how the broker deletes from it whoever set that.
+        Return what is set on each topic; and, also by default, how the broker deletes and elects leaders.
 
         A topic that the cluster does not know is left out.
         """
@@ -184,49 +199,70 @@ class KafkaBroker:
         request = kafka_topic_configs.describe_request([topic])
         return kafka_topic_configs.overrides(topic, await self._ask(request))
 
-    async def alter_topic(self, topic: str, changes: Mapping[str, str | None]) -> None:
+    async def alter_topic(
+        self, topic: str, changes: Mapping[str, str | None], *, send_by: float = math.inf
+    ) -> None:
         """
         Set properties of a topic and leave all others as they are; None takes a property's setting away.
 
         Raises:
+            BrokerUnavailable: The broker does not answer, or it is later than *send_by*.
             BrokerDenied: We may not: it needs the ACL ALTER_CONFIGS on the topic.
         """
-        request = kafka_topic_configs.alter_request(topic, changes)
+        request = kafka_topic_configs.alter_request(topic, changes, send_by=send_by)
         kafka_topic_configs.check_altered(topic, changes, await self._ask(request))
 
     async def client_quotas(self) -> Mapping[QuotaEntity, Mapping[str, float]]:
         """Return every client quota that is set: it needs the ACL DESCRIBE_CONFIGS on the cluster."""
         return kafka_quotas.described(await self._ask(kafka_quotas.describe_request()))
 
-    async def alter_client_quotas(self, changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> None:
+    async def alter_client_quotas(
+        self, changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, send_by: float = math.inf
+    ) -> None:
         """
         Set client quotas and leave all others as they are; None takes one away.
 
         Raises:
+            BrokerUnavailable: The broker does not answer, or it is later than *send_by*.
             BrokerDenied: We may not: it needs the ACL ALTER_CONFIGS on the cluster.
         """
-        kafka_quotas.check_altered(await self._ask(kafka_quotas.alter_request(changes)))
+        kafka_quotas.check_altered(await self._ask(kafka_quotas.alter_request(changes, send_by=send_by)))
 
-    async def trim(self, partition: TopicIdPartition, log: LocalLog, *, before_offset: int) -> int:
+    async def trim(
+        self, leadership: Leadership, log: LocalLog, *, before_offset: int, needs_every_replica: bool = False
+    ) -> int:
         """
         Move the log start offset of every replica to *before_offset*; return where it is now.
+
+        DeleteRecords names neither a leader epoch nor a topic id: the broker carries it out on whatever log
+        it leads under this name when the request arrives. So the broker itself is asked for both right
+        before, and the request leaves within `EFFECT_WITHIN_SECONDS` of that question or not at all. What
+        is left is the way of the request itself; docs/concepts.md says what that means.
 
         The broker deletes the files at its next retention check, plus `file.delete.delay.ms`.
 
         Raises:
+            LeadershipChanged: This broker does not lead the partition under that epoch any more, or that
+                is not certain of the moment at which the broker carried the request out.
+            BrokerUnavailable: A replica is not in sync, or the broker does not answer.
             BrokerDenied: The broker never trims this topic, or we may not.
         """
-        # DeleteRecords knows names, not topic ids: it would also cut a topic that was created
-        # again under this name. Asked anew, the chance of that is one round trip long.
-        view = await self.replicas([log.partition])
-        replica = view.replicas.get(partition.topic_partition)
-        if partition.topic_id != log.partition.topic_id or replica is None or not replica.is_leader:
+        partition = leadership.partition
+        loop = asyncio.get_running_loop()
+        send_by = loop.time() + self._settings.effect_within_seconds
+        replica = await self._require_leadership(leadership, log.partition)
+        if needs_every_replica and not replica.has_all_in_sync:
             raise BrokerUnavailable(
-                f"this broker does not lead {partition} with topic id {partition.topic_id} now"
+                f"{partition} is not trimmed now: not all of its replicas are in sync, and one of those that "
+                "are not may be elected"
             )
+        build = self._deletion(partition.topic_partition, before_offset)
         response: DeleteRecordsResponse = await self._ask(
-            KafkaRequest(DELETE_RECORDS, self._deletion(partition.topic_partition, before_offset))
+            KafkaRequest(DELETE_RECORDS, build, send_by=send_by)
         )
+        if loop.time() > send_by:
+            # The broker may have carried it out long after it was asked who leads.
+            await self._require_leadership(leadership, log.partition)
         for topic in response.topics:
             for result in topic.partitions:
                 if result.error_code is ErrorCode.offset_out_of_range:
@@ -243,6 +279,31 @@ class KafkaBroker:
     async def close(self) -> None:
         """Release connections."""
         await self._connections.close()
+
+    async def _require_leadership(self, leadership: Leadership, local: LocalPartition) -> Replica:
+        """
+        See that the broker beside us leads a partition under exactly this epoch; return what it is to it.
+
+        No other broker is asked: it may have heard less of who leads.
+
+        Raises:
+            LeadershipChanged: It does not, or the topic is another one by now.
+        """
+        partition = leadership.partition
+        name = partition.topic_partition
+        response: MetadataResponse = await self._ask(KafkaRequest(METADATA, metadata_request({name.topic})))
+        self._learn(response)
+        replica = self._view(response, [local]).replicas.get(name)
+        if partition.topic_id != local.topic_id or replica is None or not replica.is_leader:
+            raise LeadershipChanged(
+                f"this broker does not lead {partition} with topic id {partition.topic_id} now"
+            )
+        if replica.leader_epoch != leadership.leader_epoch:
+            raise LeadershipChanged(
+                f"this broker leads {partition} under leader epoch {replica.leader_epoch} now, and not "
+                f"under {leadership.leader_epoch}"
+            )
+        return replica
 
     async def _metadata(self, topics: Iterable[str]) -> MetadataResponse:
         """Ask the first broker that answers: the one beside us, or one of the bootstrap addresses."""
@@ -297,23 +358,29 @@ class KafkaBroker:
             raise
 
     async def _offsets(
-        self, asked: Sequence[TopicPartition], timestamp: int, isolation_level: int
+        self, asked: Mapping[TopicPartition, int], timestamp: int, isolation_level: int
     ) -> Mapping[TopicPartition, int | TieringError]:
-        """Return one special offset of each partition, or the error that the broker gave for it."""
-        by_topic: defaultdict[str, list[int]] = defaultdict(list)
-        for each in asked:
-            by_topic[each.topic].append(each.partition)
+        """
+        Return one special offset of each partition, or the error that the broker gave for it.
+
+        *asked* gives the leader epoch under which each has to be led.
+        """
+        by_topic: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        for each, leader_epoch in asked.items():
+            by_topic[each.topic].append((each.partition, leader_epoch))
 
         def build(module: ModuleType) -> Any:
             topics = tuple(
                 module.ListOffsetsTopic(
                     name=name,
                     partitions=tuple(
-                        module.ListOffsetsPartition(partition_index=number, timestamp=timestamp)
-                        for number in numbers
+                        module.ListOffsetsPartition(
+                            partition_index=number, current_leader_epoch=leader_epoch, timestamp=timestamp
+                        )
+                        for number, leader_epoch in partitions
                     ),
                 )
-                for name, numbers in by_topic.items()
+                for name, partitions in by_topic.items()
             )
             return module.ListOffsetsRequest(
                 replica_id=_CONSUMER, isolation_level=isolation_level, topics=topics

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kio.schema.errors import ErrorCode
 
-from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged
 
 if TYPE_CHECKING:
     from tieringd.errors import TieringError
@@ -19,10 +19,16 @@ DENIED_HINTS: Final = {
 }
 """What an operator can do about the codes that do not pass by themselves."""
 
+_OTHER_EPOCH: Final = frozenset({ErrorCode.fenced_leader_epoch, ErrorCode.unknown_leader_epoch})
+
 
 def refusal(subject: str, code: ErrorCode) -> TieringError:
     """Return the error of ours for a code in an answer; *subject* is what was asked for."""
     hint = DENIED_HINTS.get(code)
     if hint is not None:
         return BrokerDenied(f"the broker refuses {subject}: {code.name.upper()}", hint=hint)
+    if code in _OTHER_EPOCH:
+        return LeadershipChanged(
+            f"the broker does not give {subject}: it leads under another leader epoch ({code.name.upper()})"
+        )
     return BrokerUnavailable(f"the broker cannot give {subject} now: {code.name.upper()}")

@@ -14,6 +14,7 @@ all brokers that it knows are gone.
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
+from tieringd.broker.base import EFFECT_WITHIN_SECONDS
 from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class KafkaSettings:
     ssl_key_file: str | None = None
     request_timeout_seconds: float = 10.0
     """For one connection attempt, and for one request."""
+    effect_within_seconds: float = EFFECT_WITHIN_SECONDS
+    """A trim leaves within this time after the broker was asked which broker leads, or not at all."""
     client_id: str = CLIENT_ID
     has_topic_ids_on_disk: bool = True
     """Whether a partition's directory tells the topic id that the cluster gives it: Redpanda's do not."""
@@ -98,9 +102,13 @@ class KafkaRequest:
     reader task instead of failing the one call.
     """
 
-    def __init__(self, api: Api, build: Callable[[ModuleType], RequestPayload]) -> None:
+    def __init__(
+        self, api: Api, build: Callable[[ModuleType], RequestPayload], *, send_by: float = math.inf
+    ) -> None:
+        """Take what to send, and until when, in loop time, it may be sent."""
         self._api = api
         self._build = build
+        self._send_by = send_by
         self._payload: RequestPayload | None = None
 
     @property
@@ -113,10 +121,19 @@ class KafkaRequest:
         """
         Build the message in the highest version that both sides know.
 
+        The connection writes it in the same turn of the event loop, so this is the last moment at which a
+        request can be held back.
+
         Raises:
             BrokerDenied: There is none.
+            BrokerUnavailable: It is too late for this request.
         """
         api = self._api
+        late_seconds = asyncio.get_running_loop().time() - self._send_by
+        if late_seconds > 0:
+            raise BrokerUnavailable(
+                f"{api.name} was not sent: its last check is {late_seconds:.1f} s too long ago"
+            )
         low, high = versions.get(api.key, (0, -1))
         version = min(high, api.max_version)
         if version < max(low, api.min_version):

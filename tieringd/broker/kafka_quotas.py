@@ -6,6 +6,7 @@ The messages only; who sends them where is `broker.kafka`.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -53,7 +54,9 @@ def described(response: Any) -> dict[QuotaEntity, dict[str, float]]:
     }
 
 
-def alter_request(changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> KafkaRequest:
+def alter_request(
+    changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, send_by: float = math.inf
+) -> KafkaRequest:
     """Return the order to set quotas; None takes one away, and those that are not named stay."""
 
     def build(module: ModuleType) -> Any:
@@ -71,7 +74,7 @@ def alter_request(changes: Mapping[QuotaEntity, Mapping[str, float | None]]) -> 
         )
         return module.AlterClientQuotasRequest(entries=entries, validate_only=False)
 
-    return KafkaRequest(ALTER_CLIENT_QUOTAS, build)
+    return KafkaRequest(ALTER_CLIENT_QUOTAS, build, send_by=send_by)
 
 
 def check_altered(response: Any) -> None:

@@ -6,6 +6,7 @@ The messages only; who sends them where is `broker.kafka`.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -25,7 +26,10 @@ _TOPICS_PER_QUESTION: Final = 200
 _TOPIC_RESOURCE: Final = 2
 _SET_ON_TOPIC: Final = 1
 """DescribeConfigs' source DYNAMIC_TOPIC_CONFIG; defaults of the broker have other sources."""
-_DELETION_SETTINGS: Final = frozenset({"cleanup.policy", "retention.ms", "retention.bytes"})
+_EFFECTIVE_SETTINGS: Final = frozenset(
+    {"cleanup.policy", "retention.ms", "retention.bytes", "unclean.leader.election.enable"}
+)
+"""Of these the value counts, be it the topic's own or a default of the broker."""
 _SET_CONFIG: Final = 0
 _DELETE_CONFIG: Final = 1
 
@@ -53,7 +57,7 @@ def describe_request(topics: Sequence[str]) -> KafkaRequest:
 
 def described(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str]]:
     """
-    Return what is set on each topic, and how the broker deletes from it whoever set that.
+    Return what is set on each topic; and, also by default, how the broker deletes and elects leaders.
 
     A topic that the cluster does not know is left out.
 
@@ -72,7 +76,7 @@ def described(response: DescribeConfigsResponse) -> dict[str, Mapping[str, str]]
             config.name: config.value
             for config in result.configs
             if config.value is not None
-            and (config.config_source == _SET_ON_TOPIC or config.name in _DELETION_SETTINGS)
+            and (config.config_source == _SET_ON_TOPIC or config.name in _EFFECTIVE_SETTINGS)
         }
     return configs
 
@@ -96,7 +100,9 @@ def overrides(topic: str, response: DescribeConfigsResponse) -> Mapping[str, str
     raise BrokerUnavailable(f"the broker's answer says nothing of topic {topic}")
 
 
-def alter_request(topic: str, changes: Mapping[str, str | None]) -> KafkaRequest:
+def alter_request(
+    topic: str, changes: Mapping[str, str | None], *, send_by: float = math.inf
+) -> KafkaRequest:
     """Return the order to set properties of a topic; None takes one away, and all others stay."""
 
     def build(module: ModuleType) -> Any:
@@ -111,7 +117,7 @@ def alter_request(topic: str, changes: Mapping[str, str | None]) -> KafkaRequest
         )
         return module.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=False)
 
-    return KafkaRequest(INCREMENTAL_ALTER_CONFIGS, build)
+    return KafkaRequest(INCREMENTAL_ALTER_CONFIGS, build, send_by=send_by)
 
 
 def check_altered(topic: str, changes: Mapping[str, str | None], response: Any) -> None:

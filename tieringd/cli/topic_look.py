@@ -152,7 +152,7 @@ async def _looks(
         replica = view.replicas.get(name.topic_partition) if local else None
         is_led = replica is not None and replica.is_leader
         looks.append(PartitionLook(name, found.manifest, log, None, local is not None, is_led, problem))
-    return await _with_bounds(broker, looks)
+    return await _with_bounds(broker, looks, view)
 
 
 async def _with_history(archive: Archive, one: PartitionLook) -> PartitionLook:
@@ -166,8 +166,13 @@ def _read(archive: Archive, local: LocalPartition, manifest: PartitionManifest |
     return archive.layout.read_log(local, () if translation is None else (translation,))
 
 
-async def _with_bounds(broker: Broker, looks: Sequence[PartitionLook]) -> tuple[PartitionLook, ...]:
-    found = await broker.log_bounds([one.log for one in looks if one.is_led and one.log is not None])
+async def _with_bounds(
+    broker: Broker, looks: Sequence[PartitionLook], view: ClusterView
+) -> tuple[PartitionLook, ...]:
+    found = await broker.log_bounds(
+        [one.log for one in looks if one.is_led and one.log is not None],
+        leader_epochs={name: replica.leader_epoch for name, replica in view.replicas.items()},
+    )
     done: list[PartitionLook] = []
     for one in looks:
         bounds = found.get(one.partition.topic_partition)

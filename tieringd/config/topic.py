@@ -91,6 +91,8 @@ class TopicConfig:
     merging: MergeSettings = _NO_MERGING
     reuploads_compacted: bool = False
     """Whether what compaction leaves of a segment takes the place of what was archived of it."""
+    may_elect_uncleanly: bool = False
+    """Whether the broker elects a replica that is not in sync where no other is left."""
     remote_delete: bool = False
     """Whether deleting the topic deletes its objects: only with write and read, and of no read replica."""
     problems: tuple[str, ...] = ()
@@ -195,6 +197,7 @@ def resolve_topic(
         and bool(_first([one.managed_retention for one in _matching(name, overrides)])),
         broker_retention_ms=broker_retention_ms,
         broker_retention_bytes=broker_retention_bytes,
+        may_elect_uncleanly=broker_properties.get("unclean.leader.election.enable") == "true",
         problems=(
             *problems,
             *_refused_write(name, replica_of if write else None),

@@ -72,6 +72,8 @@ class Replica:
 
     leader_epoch: int
     is_leader: bool
+    has_all_in_sync: bool = True
+    """Whether every replica of the partition is in sync: then none lacks a record that is committed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,9 +178,9 @@ def plan_replacement(
     to some segments from its end. *undecided_from* is where the first began that is open, by what is
     left of the local log, at the divergence.
 
-    A gap at the very end of the archive is not judged: it holds no records. Segments uploaded
-    under *leader_epoch* itself came from this log and need no proof; so this is cheap on every
-    step but the first ones after an election, and a replacement never repeats.
+    A gap at the very end of the archive is not judged: it holds no records. What was uploaded under
+    *leader_epoch* itself is compared like everything else: that a segment came from this broker does not
+    say that the log here is still the same.
     """
     known = _without_comparison(manifest, log, leader_epoch)
     if known is not None:
@@ -233,22 +233,16 @@ def _without_comparison(
             f"leader epoch {manifest.leader_epoch} wrote the manifest, and this broker was seen to lead "
             f"since epoch {leader_epoch}"
         )
+    too_early = why_too_early(log, leader_epoch) if log.epochs else ""
+    if too_early:
+        # Also where there is nothing to compare: what would be appended is of a log of another epoch.
+        return Lineage.UNDECIDED, too_early
     if not manifest.segments and manifest.expired_at_ms is None:
         return Lineage.HOLDS, "the archive holds no segment"
-    if _newest_uploader(manifest) == leader_epoch:
-        return Lineage.HOLDS, f"leader epoch {leader_epoch} itself uploaded the archive's tail"
     if not manifest.epochs or not log.epochs:
         side = "archive" if log.epochs else "local log"
         return Lineage.UNKNOWN, f"the {side} has no leader-epoch history"
-    too_early = why_too_early(log, leader_epoch)
-    return (Lineage.UNDECIDED, too_early) if too_early else None
-
-
-def _newest_uploader(manifest: PartitionManifest) -> int | None:
-    """Return the leader epoch under which the archive's tail was uploaded; of an emptied one, written."""
-    if manifest.segments:
-        return manifest.segments[len(manifest.segments) - 1].leader_epoch
-    return manifest.epochs[-1][0] if manifest.epochs else None
+    return None
 
 
 def why_too_early(log: LocalLog, leader_epoch: int) -> str:

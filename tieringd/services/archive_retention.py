@@ -260,9 +260,11 @@ class ArchiveRetention:
         gone = unnamed(manifest, due)
         await self._remote_log.delete_segments(self._partition, gone)
         next_offset = due[-1].next_offset
-        stored = await self._claim.commit(stored, spillover_deleted(manifest, next_offset))
-        # Whatever ends before has nothing that is held or to be deleted, whoever left it.
+        # What ends before has nothing that is held or to be deleted, whichever daemon left it. It is listed
+        # before the commit: that proves that no successor had claimed the archive then. A successor may
+        # begin anew at lower offsets, and its parts are not to go when this process was stopped after it.
         ended = await self._spillovers.ending_before(self._partition, next_offset)
+        stored = await self._claim.commit(stored, spillover_deleted(manifest, next_offset))
         await self._spillovers.delete(self._partition, ended)
         self._metrics.expired.deleted_segments.labels(self._partition.topic).inc(len(gone))
         self._log.info(
@@ -281,7 +283,9 @@ class ArchiveRetention:
             one.segments
             for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= now_ms, _free(manifest))
         ]
-        # A leader that does not know yet that it was deposed leaves this to its successor.
+        # A leader that does not know yet that it was deposed leaves this to its successor. Should it be
+        # stopped right here, nothing is lost either: a name holds the epoch and the process that uploaded it,
+        # so no successor gives these names to anything again.
         if not due or not await self._claim.is_current():
             return stored, 0
         segments = tuple(islice(chain.from_iterable(due), DELETED_AT_ONCE_MAX))

@@ -117,7 +117,7 @@ class Archiver:
         self.backlog_bytes = 0
         """Bytes of the closed, stable segments that were not durable at the last look."""
         self._trimmer = Trimmer(
-            leadership.partition,
+            leadership,
             broker=broker,
             remote_log=remote_log,
             metrics=metrics,

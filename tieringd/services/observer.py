@@ -4,6 +4,11 @@ The observer: one look at everything, for all partitions together.
 Each round it reads the log directories, and asks the broker for leadership, topic configuration
 and the bounds of the logs. What could not be looked at is named, and never taken for absent.
 The object store is not asked: a round does not wait for it.
+
+A look at a partition is of one leader epoch, or it is thrown away. Leadership is asked first, then the
+files are read, and at last the broker gives the bounds under just that epoch, or refuses. Epochs only grow,
+so the files in between are of the same one. A daemon that is stopped in the middle of a look, while
+leadership goes away and comes back, acts on nothing of it.
 """
 
 from __future__ import annotations
@@ -146,8 +151,9 @@ class Observer:
         Look at the files and bounds of some partitions that the last look found to be archived.
 
         The price is that of these partitions alone, so it is for those in which a segment was just
-        closed. Leadership and configuration are as the last look found them. None when that will not
-        do: a path is another's, its leader epochs have changed, or it cannot be read.
+        closed. Configuration is as the last look found it, and so is leadership: the broker is asked for
+        the bounds under that leader epoch. None when that will not do: a path is another's, its leader
+        epochs have changed, it is led under another epoch, or it cannot be read.
 
         Raises:
             BrokerUnavailable: The broker does not answer.
@@ -162,7 +168,10 @@ class Observer:
             files, unclear = await asyncio.to_thread(self._read_files, partitions, {})
             if unclear:
                 return None
-            bounds = await self._broker.log_bounds([local_log for local_log, _ in files])
+            bounds = await self._broker.log_bounds(
+                [local_log for local_log, _ in files],
+                leader_epochs={one.partition.topic_partition: one.leader_epoch for one, _ in known},
+            )
             again: dict[Leadership, Observation] = {}
             for (leadership, earlier), (local_log, pins) in zip(known, files, strict=True):
                 found = bounds[local_log.partition.topic_partition]
@@ -188,7 +197,10 @@ class Observer:
         files, unclear = await asyncio.to_thread(self._read_files, archived, problems)
         files += await self._translated(cluster, archived, unclear, problems)
         led = [one for one, _ in files if view.replicas[one.partition.topic_partition].is_leader]
-        bounds = await self._broker.log_bounds(led)
+        bounds = await self._broker.log_bounds(
+            led,
+            leader_epochs={name: replica.leader_epoch for name, replica in view.replicas.items()},
+        )
         observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
         followed: list[Followed] = []
         held_back: list[Followed] = []
@@ -213,8 +225,9 @@ class Observer:
                 followed.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
                 continue
             found = bounds[name]
-            if not isinstance(found, LogBounds):
-                problems[local_log.partition.path] = str(found)
+            overtaken = _why_overtaken(local_log, replica.leader_epoch)
+            if overtaken or not isinstance(found, LogBounds):
+                problems[local_log.partition.path] = overtaken or str(found)
                 unclear.add(name)
             elif self._registry.is_known:
                 seen = Observation(local_log, found, topic, pins, looked_at)
@@ -379,6 +392,16 @@ class Observer:
         if not self._has_looked and scan.left_alone:
             log.info("directories left alone", paths=sorted(scan.left_alone))
         self._has_looked = True
+
+
+def _why_overtaken(log: LocalLog, leader_epoch: int) -> str:
+    """Return why *log* was not read under *leader_epoch*; empty where nothing says so."""
+    if log.epochs and log.epochs[-1][0] > leader_epoch:
+        return (
+            f"its files are of leader epoch {log.epochs[-1][0]}, and this broker was seen to lead it under "
+            f"epoch {leader_epoch}: this look is thrown away"
+        )
+    return ""
 
 
 def _identify(cluster: str, partition: LocalPartition) -> TopicIdPartition:

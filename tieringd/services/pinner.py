@@ -9,6 +9,7 @@ object store is away, whoever leads next has its own pins. Policies decide (`pol
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from tieringd.errors import LocalFileError
 from tieringd.policies.pinning import Pin, PinnedLog, pins_over_budget, plan_pins
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tieringd.broker.pins import PinDirectory
     from tieringd.metrics import Metrics
@@ -42,6 +43,8 @@ class PinLook:
     """Where the active segment ends, if the broker may soon close and delete it in one go."""
     gaps: tuple[Gap, ...] = ()
     """What the archive lacks: below `next_offset`, and not durable."""
+    good_until: float = math.inf
+    """Until when, in loop time, this may be acted on."""
 
 
 class Pinner:
@@ -90,7 +93,8 @@ class Pinner:
         *is_complete* says that every other partition to be archived is in *looks*: only then are the
         pins of others taken for those of deleted ones.
         """
-        held = await asyncio.to_thread(self._step, looks, unnamed, is_complete=is_complete)
+        clock = asyncio.get_running_loop().time
+        held = await asyncio.to_thread(self._step, looks, unnamed, is_complete=is_complete, clock=clock)
         ours = [pin for pin in held if not pin.is_stray]
         strays = [pin for pin in held if pin.is_stray]
         self._metrics.pinned_bytes.set(sum(pin.segment.size_bytes for pin in ours))
@@ -99,7 +103,12 @@ class Pinner:
         self._metrics.stray.pins.set(len(strays))
 
     def _step(
-        self, looks: Sequence[PinLook], unnamed: Sequence[LocalPartition], *, is_complete: bool
+        self,
+        looks: Sequence[PinLook],
+        unnamed: Sequence[LocalPartition],
+        *,
+        is_complete: bool,
+        clock: Callable[[], float],
     ) -> list[Pin]:
         held: list[Pin] = []
         for root, directory in self._directories.items():
@@ -107,7 +116,7 @@ class Pinner:
             kept: list[tuple[LocalPartition, Pin]] = []
             for look in ours:
                 with self._busy:
-                    kept.extend((look.log.partition, pin) for pin in self._adjust(directory, look))
+                    kept.extend((look.log.partition, pin) for pin in self._adjust(directory, look, clock))
             try:
                 kept = self._within_budget(directory, kept)
                 if is_complete:
@@ -119,8 +128,19 @@ class Pinner:
             held.extend(pin for _, pin in kept if pin.is_held)
         return held
 
-    def _adjust(self, directory: PinDirectory, look: PinLook) -> list[Pin]:
-        """Carry out one partition's plan; return the pins that stay."""
+    def _adjust(self, directory: PinDirectory, look: PinLook, clock: Callable[[], float]) -> list[Pin]:
+        """
+        Carry out one partition's plan; return the pins that stay.
+
+        A plan that is carried out late changes nothing: when this process goes on after it was stopped,
+        what was durable may have been cut off the archive, and the broker may have deleted its own file.
+        """
+        if clock() > look.good_until:
+            log.info(
+                "pins stay as they are: the last look at the log is too long ago",
+                partition=str(look.log.partition.topic_partition),
+            )
+            return list(look.pins)
         local_log = look.log
         plan = plan_pins(
             local_log,

@@ -11,6 +11,7 @@ It does not decide when: that is `services.degraded_mode`.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -35,6 +36,11 @@ log = structlog.get_logger(__name__)
 
 SETTLE_MS: Final = 600_000
 """For this long after quotas were put back it is seen to that they stay so."""
+ORDER_WITHIN_SECONDS: Final = 60.0
+"""
+So long after its record an order may leave; far shorter than `SETTLE_MS`. What a stopped process still has to
+order when it goes on is not sent, since another daemon may have put the quotas back, and looked after them.
+"""
 TAKE_OVER_MS: Final = 60_000
 """A daemon that is putting quotas back and does not say so for this long is helped."""
 
@@ -110,8 +116,8 @@ class ProducerBrake:
             record = replace(self._signed(known), phase=QuotaPhase.LOWERED, changes=known.changes + added)
         orders = still_to_lower(record.changes, current, record.rate)
         if orders or (known is not None and known.phase is QuotaPhase.RESTORING):
-            await self._commit(record)
-            await self._order(orders)
+            order_by = await self._commit(record)
+            await self._order(orders, order_by)
             log.warning(
                 "producers are held back", bytes_per_second=record.rate, quotas=[str(one) for one in orders]
             )
@@ -145,9 +151,9 @@ class ProducerBrake:
         return True
 
     async def _restore(self, known: QuotaRecord) -> None:
-        await self._commit(replace(self._signed(known), phase=QuotaPhase.RESTORING))
+        order_by = await self._commit(replace(self._signed(known), phase=QuotaPhase.RESTORING))
         orders = still_to_restore(known.changes, await self._quotas(), known.rate)
-        await self._order(orders)
+        await self._order(orders, order_by)
         await self._commit(replace(self._signed(known), phase=QuotaPhase.RESTORED))
         log.info("producers are not held back any more", quotas=[str(one) for one in orders])
 
@@ -159,19 +165,25 @@ class ProducerBrake:
             if PRODUCER_BYTE_RATE in values
         }
 
-    async def _order(self, orders: Mapping[QuotaEntity, float | None]) -> None:
+    async def _order(self, orders: Mapping[QuotaEntity, float | None], order_by: float) -> None:
         if orders:
             await self._broker.alter_client_quotas(
-                {entity: {PRODUCER_BYTE_RATE: value} for entity, value in orders.items()}
+                {entity: {PRODUCER_BYTE_RATE: value} for entity, value in orders.items()}, send_by=order_by
             )
 
-    async def _commit(self, record: QuotaRecord) -> None:
-        """Store *record* in place of the one that is known; whoever loses the swap changes nothing."""
+    async def _commit(self, record: QuotaRecord) -> float:
+        """
+        Store *record* in place of the one that is known; return until when, in loop time, it may be acted on.
+
+        A daemon that loses the swap changes nothing.
+        """
+        order_by = asyncio.get_running_loop().time() + ORDER_WITHIN_SECONDS
         data = encode_quota_record(record)
         version = self._stored.version
         condition = IfAbsent() if version is None else IfVersion(version)
         info = await self._store.put(self._key, data, crc32c=crc32c(data), condition=condition)
         self._stored = _Stored(record, info.version)
+        return order_by
 
     def _signed(self, record: QuotaRecord) -> QuotaRecord:
         return replace(record, node_id=self._node_id, changed_at_ms=self._now_ms())

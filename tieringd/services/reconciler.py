@@ -294,7 +294,7 @@ class Reconciler:
         self.look_seconds = clock() - started
         self._looked.set()
         self._looked.clear()
-        await self._pin(world)
+        await self._pin(world, good_until=fresh_until)
         self._paused = world.paused
         self._publish(clock() - started)
 
@@ -307,8 +307,12 @@ class Reconciler:
         seconds = max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds, 3 * look_seconds)
         return asyncio.get_running_loop().time() + seconds
 
-    async def _pin(self, world: World) -> None:
-        """Hold on to what is not known to be durable, whatever the object store does meanwhile."""
+    async def _pin(self, world: World, *, good_until: float) -> None:
+        """
+        Hold on to what is not known to be durable, whatever the object store does meanwhile.
+
+        What *world* shows is acted on until *good_until*, in loop time.
+        """
         if not self._pinner.is_used:
             return
         found: list[tuple[TopicIdPartition, PinLook]] = []
@@ -323,13 +327,16 @@ class Reconciler:
                 durable_end(manifest, seen.log),
                 seen.bounds.log_end_offset if is_expiring else None,
                 manifest.gaps if manifest else (),
+                good_until,
             )
             found.append((leadership.partition, look))
         for one in (*world.followed, *world.held_back):
             manifest = self._follower.manifest(one.partition)
             durable_to = durable_end(manifest, one.log)
             gaps = manifest.gaps if manifest else ()
-            found.append((one.partition, PinLook(one.log, one.pins, durable_to, gaps=gaps)))
+            found.append(
+                (one.partition, PinLook(one.log, one.pins, durable_to, gaps=gaps, good_until=good_until))
+            )
         now = asyncio.get_running_loop().time()
         unknown = [partition for partition, look in found if look.next_offset is None]
         self._unknown_since = {one: self._unknown_since.get(one, now) for one in unknown}

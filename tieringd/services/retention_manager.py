@@ -9,6 +9,7 @@ between, and `tieringd topic release` puts it back.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+ORDER_WITHIN_SECONDS: Final = 60.0
+"""So long after a round began to record a topic's retention it may set it on the broker."""
 RETENTION_SETTINGS: Final = ("retention.ms", "retention.bytes")
 _UNLIMITED: Final = dict.fromkeys(RETENTION_SETTINGS, "-1")
 
@@ -72,9 +75,11 @@ class RetentionManager:
         def record(manifest: TopicManifest) -> TopicManifest:
             return replace(manifest, original_retention=_merged(manifest.original_retention, original))
 
+        # An operator may release the topic while this process is stopped: then nothing is set afterwards.
+        send_by = asyncio.get_running_loop().time() + ORDER_WITHIN_SECONDS
         await self._registry.change(key, record)
         try:
-            await self._broker.alter_topic(key.topic, _UNLIMITED)
+            await self._broker.alter_topic(key.topic, _UNLIMITED, send_by=send_by)
         except BrokerDenied as error:
             self._denied.add(key)
             log.error("retention cannot be managed", topic=key.topic, error=str(error))  # noqa: TRY400 its text is enough

@@ -24,7 +24,7 @@ from tieringd.broker.segment_file import (
     positions_of,
     scan_segment_file,
 )
-from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.errors import CorruptDataError, LeadershipChanged, LocalFileError
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.segment_scan import EndedBy
 from tieringd.formats.sidecar import encode_sidecar
@@ -175,6 +175,7 @@ class SegmentCopier:
             return None
         if request.bytes_below is not None and found.scan.size_bytes >= request.bytes_below:
             return None
+        _require_epochs(request, found.scan)
         index = _index_of(part, found)
         sidecar = encode_sidecar(index)
         sidecar_crc32c = crc32c(sidecar)
@@ -272,6 +273,24 @@ def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examin
             log.warning("broker index left out of the archive", path=segment.path, fault=fault)
     aborted, crossing = _ended_in(layout, scan, position, replace(request, part=part))
     return _Examined(position, scan, indexes, aborted, crossing)
+
+
+def _require_epochs(request: CopyRequest, scan: SegmentScan) -> None:
+    """
+    See that no batch is newer than the leadership under which it is to be stored.
+
+    A log without a history is left alone: where there is no broker, nothing else tells its epoch.
+
+    Raises:
+        LeadershipChanged: Another leader has written to this file: it is looked at again first.
+    """
+    leader_epoch = request.leadership.leader_epoch
+    newest = max((epoch for epoch, _ in scan.epochs), default=leader_epoch)
+    if request.local_log.epochs and newest > leader_epoch:
+        raise LeadershipChanged(
+            f"{request.part.segment.path} holds a batch of leader epoch {newest}, and this broker was seen "
+            f"to lead {request.leadership.partition} under epoch {leader_epoch}: it is looked at again first"
+        )
 
 
 def _require_whole(file: OpenSegment, part: SegmentSlice, scan: SegmentScan, position: int) -> None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tieringd.broker.base import Broker
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.partition import Leadership
     from tieringd.model.segment import LocalSegment
     from tieringd.policies.local_retention import TrimCandidate
     from tieringd.services.observation import Observation
@@ -65,7 +65,7 @@ class Trimmer:
 
     def __init__(
         self,
-        partition: TopicIdPartition,
+        leadership: Leadership,
         *,
         broker: Broker,
         remote_log: RemoteLog,
@@ -78,10 +78,12 @@ class Trimmer:
         Take the parts; *is_current* says whether the bucket still holds the manifest that is trimmed by.
 
         A leader that does not know yet that it was deposed would else trim what its successor has cut
-        off the archive. *record* is what tells our own trims from a user's DeleteRecords.
+        off the archive. *record* is what tells our own trims from a user's DeleteRecords. *leadership* goes
+        with every trim: the broker carries it out only while it leads under that epoch.
         """
         self._record = record
-        self._partition = partition
+        self._leadership = leadership
+        self._partition = partition = leadership.partition
         self._broker = broker
         self._remote_log = remote_log
         self._metrics = metrics
@@ -91,6 +93,7 @@ class Trimmer:
         self._proved: dict[int, tuple[int, int, int]] = {}
         self._denied_until_ms = 0
         self._trimmed_at = -math.inf
+        self._failure = ""
         self.cloud_gc_offset: int | None = None
         """How far the space manager asked for; looked at once."""
 
@@ -108,6 +111,7 @@ class Trimmer:
             cloud_gc_offset=self.cloud_gc_offset,
             never_because=seen.topic.never_trimmed_because,
         )
+        is_urgent = self.cloud_gc_offset is not None
         target, plan = plan_trim_to_target(
             seen.log, manifest, wishes, log_start_offset=seen.bounds.log_start_offset
         )
@@ -121,7 +125,8 @@ class Trimmer:
         if not await self._record(before_offset, is_stored_end=is_stored_end):
             return 0
         segments = [candidate.local for candidate in proved]
-        return len(proved) if await self._let_go(seen, segments, before_offset=before_offset) else 0
+        done = await self._let_go(seen, segments, before_offset=before_offset, is_urgent=is_urgent)
+        return len(proved) if done else 0
 
     async def trim_expired(self, manifest: PartitionManifest, seen: Observation) -> int:
         """
@@ -142,11 +147,26 @@ class Trimmer:
         return len(segments) if await self._let_go(seen, segments, before_offset=before_offset) else 0
 
     async def _let_go(
-        self, seen: Observation, segments: Sequence[LocalSegment], *, before_offset: int
+        self,
+        seen: Observation,
+        segments: Sequence[LocalSegment],
+        *,
+        before_offset: int,
+        is_urgent: bool = False,
     ) -> bool:
-        """Ask the broker to let go of *segments*, which end at *before_offset*; say whether it did."""
+        """
+        Ask the broker to let go of *segments*, which end at *before_offset*; say whether it did.
+
+        Where the broker may elect a replica that is not in sync, a trim waits until all are in sync: what
+        every replica holds, no later leader can replace. Only a full disk (*is_urgent*) does not wait.
+        """
         try:
-            log_start_offset = await self._broker.trim(self._partition, seen.log, before_offset=before_offset)
+            log_start_offset = await self._broker.trim(
+                self._leadership,
+                seen.log,
+                before_offset=before_offset,
+                needs_every_replica=seen.topic.may_elect_uncleanly and not is_urgent,
+            )
         except BrokerDenied as error:
             self._denied_until_ms = self._now_ms() + DENIED_PAUSE_MS
             self._count_failure(error)
@@ -154,8 +174,12 @@ class Trimmer:
             return False
         except RetryableError as error:
             self._count_failure(error)
-            self._log.warning("trim failed", before_offset=before_offset, error=str(error))
+            if self._failure != str(error):
+                # It is tried again with each look: the same reason is said once.
+                self._failure = str(error)
+                self._log.warning("trim failed", before_offset=before_offset, error=str(error))
             return False
+        self._failure = ""
         self._trimmed_at = asyncio.get_running_loop().time()
         self._note_trimmed(segments, before_offset=before_offset, log_start_offset=log_start_offset)
         return True

@@ -16,14 +16,27 @@ import pytest
 from tests.builders import batch
 from tieringd.broker.directory import DirectoryBroker
 from tieringd.broker.log_dir import read_local_log
-from tieringd.errors import BrokerDenied, BrokerUnavailable, CorruptDataError, LocalFileError
+from tieringd.errors import (
+    BrokerDenied,
+    BrokerUnavailable,
+    CorruptDataError,
+    LeadershipChanged,
+    LocalFileError,
+)
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.record_batch import ABORT_MARKER, encode_marker
 from tieringd.model.client_quota import quota_entity
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
-from tieringd.model.partition import ClusterView, LogBounds, Replica, TopicIdPartition, TopicPartition
+from tieringd.model.partition import (
+    ClusterView,
+    Leadership,
+    LogBounds,
+    Replica,
+    TopicIdPartition,
+    TopicPartition,
+)
 
 _TOPIC_ID = "W1xNUlUlTfigw_K-dvdxsA"
 _NAME = TopicPartition("orders", 0)
@@ -98,7 +111,7 @@ def locked(path: Path):
 
 
 async def bounds_of(broker: DirectoryBroker, orders: LocalPartition):
-    return (await broker.log_bounds([read_local_log(orders)]))[_NAME]
+    return (await broker.log_bounds([read_local_log(orders)], leader_epochs={_NAME: 0}))[_NAME]
 
 
 async def test_cluster_id_comes_from_the_log_directory(broker, tmp_path):
@@ -302,7 +315,10 @@ async def test_log_bounds_of_a_corrupt_closed_segment_are_its_error(broker, orde
     payments = LocalPartition(TopicPartition("payments", 0), _TOPIC_ID, str(other), str(tmp_path))
     write_segment(payments, 0, batch(0))
 
-    bounds = await broker.log_bounds([read_local_log(orders), read_local_log(payments)])
+    bounds = await broker.log_bounds(
+        [read_local_log(orders), read_local_log(payments)],
+        leader_epochs={_NAME: 0, payments.topic_partition: 0},
+    )
 
     error = bounds[_NAME]
     assert isinstance(error, CorruptDataError)
@@ -324,14 +340,14 @@ async def test_log_bounds_of_a_vanished_log_are_its_error(broker, orders):
     local = read_local_log(orders)
     path.unlink()
 
-    error = (await broker.log_bounds([local]))[_NAME]
+    error = (await broker.log_bounds([local], leader_epochs={_NAME: 0}))[_NAME]
     assert isinstance(error, LocalFileError)
     assert error.path == str(path)
 
 
 async def test_log_bounds_of_a_log_without_segments_are_an_error(broker, orders):
     """A directory in which no segment is yet has no bounds, and says so."""
-    error = (await broker.log_bounds([LocalLog(orders, (), ())]))[_NAME]
+    error = (await broker.log_bounds([LocalLog(orders, (), ())], leader_epochs={_NAME: 0}))[_NAME]
 
     assert isinstance(error, LocalFileError)
     assert "holds no segment" in str(error)
@@ -349,7 +365,7 @@ async def test_trim_unlinks_whole_segments_from_the_head(broker, orders):
     checkpoint = Path(orders.path) / "leader-epoch-checkpoint"
     checkpoint.write_bytes(encode_epoch_checkpoint([(0, 0)]))
 
-    assert await broker.trim(_IDENTIFIED, read_local_log(orders), before_offset=100) == 100
+    assert await broker.trim(Leadership(_IDENTIFIED, 0), read_local_log(orders), before_offset=100) == 100
 
     left = {encode_file_name(base, kind) for base in (100, 200) for kind in _KINDS}
     assert names_in(orders) == {*left, checkpoint.name}
@@ -361,8 +377,8 @@ async def test_trim_never_takes_the_active_segment(broker, orders):
     for base_offset in (0, 100):
         write_segment(orders, base_offset, batch(base_offset))
 
-    assert await broker.trim(_IDENTIFIED, read_local_log(orders), before_offset=10_000) == 100
-    assert await broker.trim(_IDENTIFIED, read_local_log(orders), before_offset=10_000) == 100
+    assert await broker.trim(Leadership(_IDENTIFIED, 0), read_local_log(orders), before_offset=10_000) == 100
+    assert await broker.trim(Leadership(_IDENTIFIED, 0), read_local_log(orders), before_offset=10_000) == 100
     assert log_file(orders, 100).exists()
 
 
@@ -371,7 +387,7 @@ async def test_trim_inside_a_segment_leaves_it_whole(broker, orders):
     for base_offset in (0, 100):
         write_segment(orders, base_offset, batch(base_offset))
 
-    assert await broker.trim(_IDENTIFIED, read_local_log(orders), before_offset=99) == 0
+    assert await broker.trim(Leadership(_IDENTIFIED, 0), read_local_log(orders), before_offset=99) == 0
     assert log_file(orders, 0).exists()
 
 
@@ -383,7 +399,7 @@ async def test_trim_ends_what_a_crash_left_half_done(broker, orders):
         (Path(orders.path) / encode_file_name(0, kind)).unlink()
 
     assert await bounds_of(broker, orders) == LogBounds(0, 103, 103)
-    assert await broker.trim(_IDENTIFIED, read_local_log(orders), before_offset=100) == 100
+    assert await broker.trim(Leadership(_IDENTIFIED, 0), read_local_log(orders), before_offset=100) == 100
 
 
 async def test_trim_refuses_segments_that_changed(broker, orders):
@@ -394,7 +410,7 @@ async def test_trim_refuses_segments_that_changed(broker, orders):
     append(log_file(orders, 0), b"more")
 
     with pytest.raises(BrokerUnavailable, match="changed since"):
-        await broker.trim(_IDENTIFIED, local, before_offset=100)
+        await broker.trim(Leadership(_IDENTIFIED, 0), local, before_offset=100)
     assert log_file(orders, 0).exists()
 
 
@@ -405,10 +421,10 @@ async def test_trim_is_denied_while_a_broker_holds_its_lock(broker, orders, tmp_
     (tmp_path / ".lock").touch()
     with locked(tmp_path / ".lock"):
         with pytest.raises(BrokerDenied, match="a broker is running"):
-            await broker.trim(_IDENTIFIED, read_local_log(orders), before_offset=100)
+            await broker.trim(Leadership(_IDENTIFIED, 0), read_local_log(orders), before_offset=100)
         assert log_file(orders, 0).exists()
 
-    assert await broker.trim(_IDENTIFIED, read_local_log(orders), before_offset=100) == 100
+    assert await broker.trim(Leadership(_IDENTIFIED, 0), read_local_log(orders), before_offset=100) == 100
     with (tmp_path / ".lock").open("r+b") as lock:
         fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -422,7 +438,7 @@ async def test_trim_names_the_file_that_cannot_be_deleted(broker, orders):
     stuck.mkdir()
 
     with pytest.raises(LocalFileError) as caught:
-        await broker.trim(_IDENTIFIED, read_local_log(orders), before_offset=100)
+        await broker.trim(Leadership(_IDENTIFIED, 0), read_local_log(orders), before_offset=100)
     assert caught.value.path == str(stuck)
     assert log_file(orders, 0).exists()
 
@@ -458,3 +474,21 @@ async def test_log_dir_sizes_name_what_cannot_be_read(orders, tmp_path):
     assert "is not a regular file" in here.error
     assert str(tmp_path / "nowhere") in nowhere.error
     assert nowhere.replicas == ()
+
+
+async def test_log_that_a_broker_has_led_since_is_neither_trimmed_nor_bounded(broker, orders):
+    """Its newest leader epoch is another one than when it was looked at."""
+    for base in (0, 100):
+        write_segment(orders, base, batch(base))
+    epochs_file = Path(orders.path) / "leader-epoch-checkpoint"
+    epochs_file.write_bytes(encode_epoch_checkpoint([(4, 0)]))
+    assert (await broker.replicas([orders])).replicas == {_NAME: Replica(4, is_leader=True)}
+    log = read_local_log(orders)
+    epochs_file.write_bytes(encode_epoch_checkpoint([(4, 0), (6, 103)]))
+
+    bounds = await broker.log_bounds([log], leader_epochs={_NAME: 4})
+    assert isinstance(bounds[_NAME], LeadershipChanged)
+    with pytest.raises(LeadershipChanged, match="has leader epoch 6 now, and not 4 any more"):
+        await broker.trim(Leadership(_IDENTIFIED, 4), log, before_offset=100)
+    assert log_file(orders, 0).exists()
+    assert await broker.trim(Leadership(_IDENTIFIED, 6), log, before_offset=100) == 100

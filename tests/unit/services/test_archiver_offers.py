@@ -111,13 +111,14 @@ async def test_change_that_fails_takes_those_behind_it_along(writer, archiver, s
 async def test_fenced_archiver_says_so(writer, archiver, store, broker):
     """The change is the new owner's to make, or not."""
     writer.closed_segment(b"a")
-    await archiver.step(observed(writer))
+    seen = observed(writer)
+    await archiver.step(seen)
     writer.begin_epoch(1)
     other = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1)
     await other.step(observed(writer))
     future = archiver.offer(Mark(1))
     with pytest.raises(FencedError):
-        await archiver.step(observed(writer))
+        await archiver.step(seen)
     with pytest.raises(FencedError):
         await ended(future)
 

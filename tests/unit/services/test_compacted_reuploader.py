@@ -33,12 +33,13 @@ PACE = RetentionPace(interval_ms=60_000, delete_delay_ms=DELAY_MS)
 class Reuploading:
     """One daemon process that uploads what compaction left of one partition."""
 
-    def __init__(self, store, writer, *, writer_id="b2", leader_epoch=0, clock=None):
+    def __init__(self, store, writer, *, writer_id="b2", leader_epoch=None, clock=None):
         self.clock = clock or Clock()
         self.writer = writer
         self.metrics = Metrics()
         self.archive = archive_in(store, writer_id=writer_id, now_ms=self.clock)
-        leadership = Leadership(writer.identified, leader_epoch)
+        newest = writer.epochs[-1][0]
+        leadership = Leadership(writer.identified, newest if leader_epoch is None else leader_epoch)
         self.claim = Claim(leadership, self.archive.manifests, metrics=self.metrics)
         self.reuploader = CompactedReuploader(
             leadership, self.archive.remote_log, metrics=self.metrics, now_ms=self.clock
@@ -267,7 +268,7 @@ async def test_trimming_goes_on_after_compaction(store, writer):
     assert writer.bases_on_disk[0] == 0
 
     expected = broker_gives(writer)
-    await Reuploading(store, writer, writer_id="c3", leader_epoch=1).step()
+    await Reuploading(store, writer, writer_id="c3").step()
     archiver = archiver_of(writer, archive_in(store, writer_id="c3"), broker, leader_epoch=2)
     for _ in range(3):
         await archiver.step(observed(writer, target_bytes=0))
@@ -277,6 +278,7 @@ async def test_trimming_goes_on_after_compaction(store, writer):
 
 async def test_head_of_the_same_size_is_compared_before_it_holds_up_a_trim(store, writer):
     """Where only a checksum tells that the next file to be trimmed differs, it is uploaded; others wait."""
+    writer.begin_epoch(1)
     written = [writer.closed_segment() for _ in range(3)]
     await archived(writer, archive_in(store))
     for base in (written[0], written[2]):
@@ -347,7 +349,7 @@ async def test_file_that_is_not_smaller_after_all_stores_nothing(store, writer):
     objects = dict(store._objects)
     log = Reuploading(store, writer).archive.remote_log
     part = SegmentSlice.whole(run.segments[0])
-    leadership = Leadership(writer.identified, 0)
+    leadership = Leadership(writer.identified, 2)
     size_bytes = run.segments[0].size_bytes
     assert await log.copy_segment(leadership, seen.log, part, bytes_below=size_bytes) is None
     assert store._objects == objects
@@ -400,7 +402,7 @@ async def test_deposed_writer_replaces_nothing(store, writer):
     """A commit under an epoch that is over is refused, and the new leader's manifest holds."""
     original = await filled(writer, store)
     compact_all(writer)
-    old, new = Reuploading(store, writer), Reuploading(store, writer, writer_id="c3", leader_epoch=1)
+    old, new = Reuploading(store, writer), Reuploading(store, writer, writer_id="c3", leader_epoch=3)
     change = await prepared(old, original)
     stored = await old.claim.current(lambda: pytest.fail("there is a manifest"))
     await new.claim.current(lambda: pytest.fail("there is a manifest"))

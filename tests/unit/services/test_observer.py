@@ -464,6 +464,35 @@ async def test_second_look_gives_up_where_more_than_files_may_have_changed(watch
     assert await watch.observer.look_again([path]) is None
 
 
+async def test_look_whose_bounds_are_of_another_epoch_is_thrown_away(watch, writers):
+    """Leadership came back under a later epoch while the files were read: the next look is of one epoch."""
+    await watch.look()
+    watch.broker.epochs[writers[0].name] = 2
+    assert await watch.observer.look_again([str(writers[0].path)]) is None
+    read = watch.archive.layout.read_log
+
+    def overtaken(partition, translations):
+        watch.broker.epochs[writers[1].name] = 2
+        return read(partition, translations)
+
+    watch.archive.layout.read_log = overtaken
+    world = await watch.look()
+    assert writers[1].name in world.unclear
+    assert "led under 2" in world.problems[str(writers[1].path)]
+    assert wanted(world) == {"orders-0": 2, "orders-2": 0}
+    watch.archive.layout.read_log = read
+    assert wanted(await watch.look()) == {"orders-0": 2, "orders-1": 2, "orders-2": 0}
+
+
+async def test_look_whose_files_are_newer_than_its_leadership_is_thrown_away(watch, writers):
+    """The files tell of a later leader than the broker does."""
+    writers[1].begin_epoch(3)
+    world = await watch.look()
+    assert writers[1].name in world.unclear
+    assert "its files are of leader epoch 3" in world.problems[str(writers[1].path)]
+    assert wanted(world) == {"orders-0": 0, "orders-2": 0}
+
+
 async def test_look_without_any_partition_is_empty(tmp_path, store, metrics):
     """A broker that holds nothing yet is no problem, and divides by nothing."""
     (tmp_path / "logs").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.log_writer import LogWriter, _Segment
+from tests.fakes.virtual_loop import virtually
 from tieringd.broker.pins import PinDirectory
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.pinning import judged
@@ -446,3 +448,19 @@ async def test_pins_that_cannot_be_set_aside_keep_others_from_being_made(pinner,
     await pinner.step([look], is_complete=True)
     assert pinner.pins_of(writer.partition).pins == ()
     assert value(metrics, "pin_failures_total") == 1
+
+
+@virtually
+async def test_pins_are_not_let_go_by_a_look_of_long_ago(make_pinner, log_dir, root):
+    """A process that was stopped after its look does not know what is durable by now, nor what is deleted."""
+    writer = LogWriter(log_dir)
+    writer.closed_segment()
+    pinner = make_pinner()
+    await step(pinner, writer)
+    durable = look_at(pinner, writer, next_offset=3)
+    now = asyncio.get_running_loop().time()
+    await asyncio.sleep(1)
+    await pinner.step([replace(durable, good_until=now)], is_complete=True)
+    assert held(pinner, writer) == [(0, False)]
+    await pinner.step([replace(durable, good_until=now + 2)], is_complete=True)
+    assert held(pinner, writer) == []

@@ -7,11 +7,14 @@ import asyncio
 import pytest
 
 from tests.fakes.archive import Clock
-from tests.fakes.broker import FakeBroker
+from tests.fakes.broker import FakeBroker, require_time
+from tests.fakes.slow_store import SlowStore
 from tests.fakes.store import DistantStore
+from tests.fakes.virtual_loop import virtually
 from tests.fakes.wire import CrashingWire
 from tieringd.errors import (
     BrokerDenied,
+    BrokerUnavailable,
     CorruptDataError,
     ObjectNotFound,
     PreconditionFailed,
@@ -20,7 +23,7 @@ from tieringd.errors import (
 from tieringd.formats.object_keys import client_quotas_key
 from tieringd.formats.quota_record import QuotaPhase, decode_quota_record
 from tieringd.model.client_quota import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
-from tieringd.services.producer_brake import SETTLE_MS, TAKE_OVER_MS, ProducerBrake
+from tieringd.services.producer_brake import ORDER_WITHIN_SECONDS, SETTLE_MS, TAKE_OVER_MS, ProducerBrake
 from tieringd.storage.memory import MemoryStore
 
 CLUSTER = "cluster"
@@ -56,13 +59,14 @@ class WatchedBroker(FakeBroker):
         self.quotas = quotas
         self.orders = 0
 
-    async def alter_client_quotas(self, changes):
+    async def alter_client_quotas(self, changes, *, send_by):
+        require_time(send_by)
         record, _ = await stored_record(self.bucket)
         assert record is not None
         assert record.phase is not QuotaPhase.RESTORED
         assert changes.keys() <= {one.entity for one in record.changes}
         self.orders += 1
-        await super().alter_client_quotas(changes)
+        await super().alter_client_quotas(changes, send_by=send_by)
 
 
 class Side:
@@ -364,3 +368,22 @@ async def test_crash_at_any_point_leaves_what_another_daemon_finishes(store, quo
     assert quotas == BEFORE
     record, _ = await stored_record(store)
     assert record is None or record.phase is QuotaPhase.RESTORED
+
+
+@virtually
+async def test_order_of_a_process_that_was_stopped_for_long_is_not_sent(clock):
+    """Another daemon has put the quotas back, and looked after them for as long as it does."""
+    store, quotas = SlowStore(), copied(BEFORE)
+    stopped, other = Side(store, quotas, clock), Side(store, quotas, clock, node_id=2)
+    store.seconds = ORDER_WITHIN_SECONDS + 1
+    waiting = asyncio.create_task(stopped.hold_back())
+    await asyncio.sleep(1)
+    store.seconds = 0
+    await other.let_go()
+    assert await phase(store) is QuotaPhase.RESTORED
+    clock.now_ms += SETTLE_MS
+    with pytest.raises(BrokerUnavailable):
+        await waiting
+    assert quotas == BEFORE
+    await stopped.let_go()
+    assert quotas == BEFORE

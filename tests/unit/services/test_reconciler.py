@@ -291,9 +291,9 @@ async def test_look_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, 
     store.latency_seconds = 10
     ask = daemon.broker.log_bounds
 
-    async def slow(logs):
+    async def slow(logs, *, leader_epochs):
         await asyncio.sleep(65)
-        return await ask(logs)
+        return await ask(logs, leader_epochs=leader_epochs)
 
     daemon.broker.log_bounds = slow
     for _ in range(9):

@@ -28,7 +28,7 @@ class TrimmingBroker:
     def __init__(self):
         self.trimmed_before = []
 
-    async def trim(self, partition, log, *, before_offset):
+    async def trim(self, leadership, log, *, before_offset, needs_every_replica):
         self.trimmed_before.append(before_offset)
         return before_offset
 

@@ -16,6 +16,7 @@ from tests.fakes.virtual_loop import virtually
 from tieringd.broker import segment_file
 from tieringd.errors import (
     CorruptDataError,
+    LeadershipChanged,
     LocalFileError,
     ObjectNotFound,
     StorageUnavailable,
@@ -53,6 +54,19 @@ async def copied(remote_log, leadership, writer, base_offset):
     log = writer.local_log()
     segment = next(each for each in log.segments if each.base_offset == base_offset)
     return await remote_log.copy_segment(leadership, log, SegmentSlice.whole(segment))
+
+
+async def test_batch_of_a_later_leader_is_never_stored_under_an_earlier_epoch(writer, remote_log, store):
+    """The file was written to by another leader since this broker was seen to lead: it is looked at again."""
+    writer.append(b"old")
+    writer.begin_epoch(4)
+    base = writer.bases[-1]
+    writer.append(b"new")
+    writer.roll()
+    with pytest.raises(LeadershipChanged, match="holds a batch of leader epoch 4"):
+        await copied(remote_log, Leadership(writer.identified, 3), writer, base)
+    assert store._objects == {}
+    assert await copied(remote_log, Leadership(writer.identified, 4), writer, base)
 
 
 async def test_part_that_keeps_its_end_is_copied_with_the_hole_there(writer, remote_log, leadership, store):

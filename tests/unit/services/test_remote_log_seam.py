@@ -56,7 +56,7 @@ async def spill(archive, writer, *parts):
     for rows in parts:
         part = part_to_spill(manifest, rows)
         manifest = spilled(manifest, part, await archive.manifests.spillovers.put(part))
-    await archive.manifests.commit(stored_one, manifest, leader_epoch=0)
+    await archive.manifests.commit(stored_one, manifest, leader_epoch=manifest.leader_epoch)
 
 
 async def filled(writer, archive, *, segments=6):

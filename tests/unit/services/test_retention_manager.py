@@ -8,11 +8,13 @@ import pytest
 
 from tests.fakes.archive import archive_in
 from tests.fakes.broker import FakeBroker, broker_unavailable
+from tests.fakes.slow_store import SlowStore
 from tests.fakes.topics import topic_config
+from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerUnavailable
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention
-from tieringd.services.retention_manager import RetentionManager, release
+from tieringd.services.retention_manager import ORDER_WITHIN_SECONDS, RetentionManager, release
 from tieringd.services.topic_registry import TopicRegistry
 from tieringd.storage.memory import MemoryStore
 
@@ -104,3 +106,20 @@ async def test_broker_that_refuses_is_asked_once(manager, broker):
     broker.alter_topic = lambda *_: asked.append(1)
     await manager.step(managed())
     assert asked == []
+
+
+@virtually
+async def test_retention_is_not_taken_over_long_after_it_was_recorded():
+    """An operator may have released the topic while this process was stopped."""
+    broker = FakeBroker()
+    broker.configs["orders"] = {"retention.ms": "86400000"}
+    store = SlowStore()
+    registry = TopicRegistry(store, archive_in(store).manifests)
+    manager = RetentionManager(broker, registry)
+    store.seconds = ORDER_WITHIN_SECONDS + 1
+    with pytest.raises(BrokerUnavailable):
+        await manager.step(managed())
+    assert broker.configs["orders"] == {"retention.ms": "86400000"}
+    store.seconds = 0
+    await manager.step(managed())
+    assert broker.configs["orders"]["retention.ms"] == "-1"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from crc32c import crc32c as crc32c_of
 
 from tests.fakes.archive import archive_in, archived, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
@@ -23,9 +24,10 @@ from tests.unit.services.spilling import (
     make_parts_small,
     spilled_names,
 )
+from tieringd.archive.retired_objects import delete_retired
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound
-from tieringd.formats.object_keys import spillover_key
+from tieringd.formats.object_keys import data_key, spillover_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.metrics import Metrics
 from tieringd.policies.total_retention import TotalRetention
@@ -157,12 +159,14 @@ async def test_deposed_leader_spills_nothing_that_counts(writer, archiver, store
     """Its commit is refused, and what it stored before is superfluous."""
     await filled(writer, archiver, local=6)
     successor = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=1, now_ms=clock)
-    writer.begin_epoch(1)
-    await successor.step(observed(writer))
+    kept = observed(writer)
     for _ in range(3):
         writer.drop_head()
+    before = look(writer)
+    writer.begin_epoch(1)
+    await successor.step(replace(kept, log=replace(kept.log, epochs=tuple(writer.epochs))))
     with pytest.raises(FencedError):
-        await archiver.step(look(writer))
+        await archiver.step(before)
     assert len(spilled_names(store, writer)) == 3
     manifest = stored_manifest(store, writer)
     assert manifest.spillover is None
@@ -394,3 +398,57 @@ async def test_part_that_cannot_be_read_holds_up_no_upload(
     successor = archiver_of(other, archive_in(store, writer_id="b2"), broker, leader_epoch=1, now_ms=clock)
     assert (await successor.step(look(other, target_bytes=0))).uploaded == 1
     assert broker.trims == []
+
+
+async def test_deletion_that_a_successor_overtakes_leaves_its_spilled_parts(writer, archiver, store, clock):
+    """A successor that began anew at lower offsets has spilled there when a stopped process goes on."""
+    await filled(writer, archiver)
+    (first, *_) = spilled_names(store, writer)
+    content, _ = store._objects[spillover_key(writer.identified, first)]
+    theirs = spillover_key(writer.identified, replace(first, crc32c=first.crc32c ^ 1))
+    whole = await SpilloverManifests(store).with_history(stored_manifest(store, writer))
+    oldest = data_key(writer.identified, whole.segments[0])
+    put, has_spilled = store.put, False
+
+    async def overtaken(key, body, *, crc32c, condition=None):
+        nonlocal has_spilled
+        info = await put(key, body, crc32c=crc32c, condition=condition)
+        if key.endswith("/manifest") and oldest not in store._objects and not has_spilled:
+            # The oldest segment's objects are deleted, and this commit says so.
+            has_spilled = True
+            await put(theirs, content, crc32c=crc32c_of(content))
+        return info
+
+    store.put = overtaken
+    for _ in range(30):
+        await archiver.step(look(writer, total=TotalRetention(limit_ms=None, limit_bytes=1)))
+        clock.now_ms += MINUTE_MS
+        if has_spilled:
+            break
+    assert theirs in store._objects
+    assert first not in spilled_names(store, writer)
+
+
+async def test_job_s_deletion_that_a_daemon_overtakes_leaves_its_spilled_parts(
+    writer, archiver, store, clock
+):
+    """What is stored there after the job's edit took effect is not what the job saw to."""
+    await filled(writer, archiver)
+    (first, *_) = spilled_names(store, writer)
+    content, _ = store._objects[spillover_key(writer.identified, first)]
+    theirs = spillover_key(writer.identified, replace(first, crc32c=first.crc32c ^ 1))
+    while stored_manifest(store, writer).start_offset == 0:
+        await archiver.step(look(writer, total=TotalRetention(limit_ms=None, limit_bytes=1)))
+        clock.now_ms += MINUTE_MS
+    put = store.put
+
+    async def overtaken(key, body, *, crc32c, condition=None):
+        info = await put(key, body, crc32c=crc32c, condition=condition)
+        await put(theirs, content, crc32c=crc32c_of(content))
+        return info
+
+    store.put = overtaken
+    manifests = archive_in(store).manifests
+    assert await delete_retired(store, manifests, writer.identified, retired_until_ms=clock())
+    assert theirs in store._objects
+    assert first not in spilled_names(store, writer)

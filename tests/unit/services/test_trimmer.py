@@ -12,6 +12,7 @@ from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerDenied, LocalFileError
+from tieringd.model.partition import Leadership
 from tieringd.policies.local_hint import plan_hint
 from tieringd.services.trimmer import DENIED_PAUSE_MS, STALE_LOOK_SECONDS, Trimmer
 
@@ -44,7 +45,7 @@ class HintedTrimmer(Trimmer):
 @pytest.fixture
 def trimmer(writer, broker, archive, metrics, clock):
     return HintedTrimmer(
-        writer.identified,
+        Leadership(writer.identified, 0),
         broker=broker,
         remote_log=archive.remote_log,
         metrics=metrics,
@@ -169,7 +170,7 @@ def counted(writer, broker, archive, metrics, clock):
     """Give a remote log that counts, and a trimmer that uses it."""
     counting = CountingLog(archive.remote_log)
     trimmer = HintedTrimmer(
-        writer.identified,
+        Leadership(writer.identified, 0),
         broker=broker,
         remote_log=counting,
         metrics=metrics,
@@ -283,9 +284,9 @@ async def test_archiver_trims_only_what_its_step_has_committed(writer, store, br
         order.append(key.rpartition(".")[2] if key.endswith(("log", "index")) else "manifest")
         return done
 
-    async def noting_trim(partition, log, *, before_offset):
+    async def noting_trim(leadership, log, *, before_offset, needs_every_replica):
         order.append("trim")
-        return await trim(partition, log, before_offset=before_offset)
+        return await trim(leadership, log, before_offset=before_offset)
 
     store.put, broker.trim = noting_put, noting_trim
     archiver = archiver_of(writer, archive_in(store), broker)
@@ -294,3 +295,43 @@ async def test_archiver_trims_only_what_its_step_has_committed(writer, store, br
 
     assert (result.uploaded, result.trimmed, result.made_progress) == (1, 1, False)
     assert order == ["manifest", "log", "index", "manifest", "trim"]
+
+
+async def test_trim_is_refused_once_leadership_has_moved(writer, archive, trimmer, broker, metrics):
+    """The broker leads again, and under a later epoch: what was decided before it is off."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    seen = observed(writer, target_bytes=0)
+    broker.epochs[writer.name] = 2
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert await trimmer.trim(manifest, seen) == 0
+    assert [one["event"] for one in lines] == ["trim failed"], "it is said once"
+    assert writer.log_start_offset == 0
+    labels = {"topic": "orders", "error": "LeadershipChanged"}
+    assert metrics.registry.get_sample_value("tieringd_trim_failures_total", labels) == 3
+
+
+async def test_trim_waits_for_all_replicas_where_another_could_be_elected(writer, archive, trimmer, broker):
+    """A replica that lacks the records may lead one day. A full disk does not wait for it."""
+    for _ in range(2):
+        writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker.lagging.add(writer.name)
+    risky = observed(writer, target_bytes=0, may_elect_uncleanly=True)
+    assert await trimmer.trim(manifest, risky) == 0
+    trimmer.cloud_gc_offset = writer.bases[1]
+    kept = observed(writer, may_elect_uncleanly=True)
+    assert await trimmer.trim(manifest, kept) == 1
+    broker.lagging.clear()
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0, may_elect_uncleanly=True)) == 1
+
+
+async def test_replica_that_lags_holds_no_trim_up_where_it_cannot_be_elected(
+    writer, archive, trimmer, broker
+):
+    """A clean election loses nothing that is committed, and a broker may be away for days."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker.lagging.add(writer.name)
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1

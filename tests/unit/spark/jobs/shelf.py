@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from typing import TYPE_CHECKING
 
 from tests.fakes.archive import archive_in, archiver_of, observed
@@ -127,9 +126,8 @@ class Shelf:
 
     def restore(self, contents: dict[str, bytes]) -> None:
         """Put everything back as it was."""
-        shutil.rmtree(self.root)
-        self.root.mkdir()
-        make_marker(self.root)
+        for key in self.keys():
+            self.remove(key)
         for key, data in contents.items():
             self.write(key, data)
 
