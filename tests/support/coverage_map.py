@@ -13,8 +13,10 @@ import argparse
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -32,9 +34,25 @@ from tests.support.affected import (
 from tests.support.suite_report import load_durations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _RECORDER: Final = Path(__file__).parent / "ran_modules"
+
+
+@contextmanager
+def recorder_in(site_packages: Path) -> Iterator[None]:
+    """
+    Let every Python process that reads *site_packages* record what it runs, if its environment says where.
+
+    PYTHONPATH would not do: tests set it for the processes that they start.
+    """
+    path = site_packages / f"tieringd_ran_modules_{os.getpid()}.pth"
+    start = 'import os; "TIERINGD_RAN_MODULES" in os.environ and __import__("ran_modules_recorder")'
+    path.write_text(f"{_RECORDER}\n{start}\n")
+    try:
+        yield
+    finally:
+        path.unlink()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +69,7 @@ def record(test: str) -> Recording:
     with tempfile.TemporaryDirectory(prefix="tieringd-ran-") as directory:
         ran, report = Path(directory) / "ran", Path(directory) / "report.xml"
         ran.touch()
-        paths = [str(_RECORDER), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environ = os.environ | {"TIERINGD_RAN_MODULES": str(ran), "PYTHONPATH": os.pathsep.join(paths)}
+        environ = os.environ | {"TIERINGD_RAN_MODULES": str(ran)}
         command = [sys.executable, "-m", "pytest", "-q", f"--junit-xml={report}", test]
         done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
         modules = frozenset(module_of(line) for line in ran.read_text().splitlines())
@@ -107,7 +124,7 @@ def main() -> int:
     seconds = load_durations()
     chosen.sort(key=lambda test: -seconds.get(test, 0.0))
     recordings: dict[str, Recording] = {}
-    with ThreadPoolExecutor(options.workers) as threads:
+    with recorder_in(Path(sysconfig.get_path("purelib"))), ThreadPoolExecutor(options.workers) as threads:
         for test, one in zip(chosen, threads.map(record, chosen), strict=True):
             recordings[test] = one
             says = f"NOT RECORDED, {one.problem}" if one.problem else f"{len(one.modules)} modules"

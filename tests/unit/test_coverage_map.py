@@ -8,10 +8,8 @@ import sys
 
 import pytest
 
-from tests.support.affected import ROOT, CoverageMap
-from tests.support.coverage_map import Recording, merged
-
-RECORDER = ROOT / "tests" / "support" / "ran_modules"
+from tests.support.affected import CoverageMap
+from tests.support.coverage_map import Recording, merged, recorder_in
 
 
 @pytest.mark.parametrize(
@@ -34,10 +32,11 @@ RECORDER = ROOT / "tests" / "support" / "ran_modules"
 )
 def test_functions_that_ran_are_recorded(tmp_path, script, ran):
     """Imports alone are not; threads, forked processes and killed ones are."""
-    path = tmp_path / "ran"
+    path, script = tmp_path / "ran", f"import site\nsite.addsitedir({str(tmp_path)!r})\n{script}"
     path.touch()
-    environ = os.environ | {"TIERINGD_RAN_MODULES": str(path), "PYTHONPATH": f"{RECORDER}:{ROOT}"}
-    subprocess.run([sys.executable, "-c", script], env=environ, check=True)
+    environ = os.environ | {"TIERINGD_RAN_MODULES": str(path)}
+    with recorder_in(tmp_path):
+        subprocess.run([sys.executable, "-c", script], env=environ, check=True)
     assert set(path.read_text().splitlines()) == ran
 
 
@@ -69,3 +68,10 @@ def test_entry_that_ran_what_has_changed_is_dropped():
         module_digests={"m.a": "after"},
     )
     assert set(found.ran) == {"new"}
+
+
+def test_recorder_is_gone_afterwards(tmp_path):
+    """Later processes do not even look for it."""
+    with recorder_in(tmp_path):
+        assert list(tmp_path.iterdir())
+    assert not list(tmp_path.iterdir())

@@ -1,11 +1,11 @@
 """
-Records the modules of tieringd whose functions a process runs; Python imports this when it starts.
+Records the modules of tieringd whose functions a process runs, from the start of the process.
 
-`tests.support.coverage_map` puts this folder on PYTHONPATH and the name of a file into
-`TIERINGD_RAN_MODULES`. So every Python process of a test file takes part: pytest itself, the stem of
-`tests.support.warm_start` and the commands that it forks, and Spark's workers. The package
-`coverage` writes its data when a process ends, and tests kill daemons. Here each module is
-appended to the file when its first function begins.
+While `tests.support.coverage_map` runs, a file in site-packages imports this in every Python process that has
+the name of a file in `TIERINGD_RAN_MODULES`: pytest itself, the stem of `tests.support.warm_start`
+and the commands that it forks, Spark's drivers and workers. The package `coverage` writes its data
+when a process ends, and tests kill daemons. Here each module is appended to the file when its
+first function begins.
 """
 
 import inspect
