@@ -4,7 +4,8 @@ Did a change lose a figure? `make figures`, or `python -m benchmarks.figures [--
 Runs the quick benchmarks that the change can touch, prints the figures before and after side by side, and
 exits 1 when one is worse by more than noise. What a ratio to a peer in the same run shows is
 compared with `benchmarks/ledger.json`. For seconds, CPU and memory the previous commit runs in
-turns with this one, from a temporary worktree. A loss is measured once more before it counts.
+turns with this one, from a temporary worktree. A loss is measured once more, in turns with the previous
+commit, before it counts.
 `--record` writes the values of this run into the ledger.
 """
 
@@ -195,10 +196,15 @@ class Measuring:
         self._before: dict[str, list[Run]] = {}
         self._after: dict[str, list[Run]] = {}
 
-    def measure(self, name: str, *, rounds: int) -> None:
-        """Run a benchmark, *rounds* times before and after in turns where its figures need that."""
+    def measure(self, name: str, *, rounds: int, is_confirming: bool = False) -> None:
+        """
+        Run a benchmark, *rounds* times before and after in turns where its figures need that.
+
+        Ratios need one run of this commit. To confirm a loss, both commits run all the same: a quick run's
+        ratios differ from those of a whole one, and from machine to machine.
+        """
         base = self._base
-        if not needs_base(self._ledger, name):
+        if not needs_base(self._ledger, name) and not is_confirming:
             base, rounds = None, 1
         elif base is not None and not (base / "benchmarks" / f"{name}.py").exists():
             base = None
@@ -269,8 +275,7 @@ def main() -> int:
         lost = {one.figure.benchmark for one in measuring.compare() if one.verdict is Verdict.LOSS}
         for name in sorted(lost):
             print(f"{name} has a loss, and is measured once more")
-            for _ in range(1 if needs_base(ledger, name) else 2):  # An odd number of runs has a median.
-                measuring.measure(name, rounds=options.rounds)
+            measuring.measure(name, rounds=options.rounds, is_confirming=True)
     comparisons = measuring.compare()
     print("", *table(comparisons), sep="\n")
     if options.record:

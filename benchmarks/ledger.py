@@ -116,6 +116,13 @@ def compare(figure: Figure, *, base: float | None, after: float | None) -> Compa
         verdict = Verdict.SHOWN if figure.against is Against.NOTHING else Verdict.NEW
         return Comparison(figure, before, after, verdict, broken)
     if figure.is_lost(after, before):
+        if (
+            figure.against is Against.LEDGER
+            and base is not None
+            and _was_lost(figure, base=base, after=after)
+        ):
+            reason = f"the previous commit gives {base:.4g} now: this run differs, or it slipped earlier"
+            return Comparison(figure, before, after, Verdict.SAME, reason)
         return Comparison(figure, before, after, Verdict.LOSS, broken)
     if figure.against is Against.BASE:
         if crossed := _line_crossed(figure, before=before, after=after):
@@ -124,6 +131,11 @@ def compare(figure: Figure, *, base: float | None, after: float | None) -> Compa
             broken = f"{figure.value:g} at {figure.commit}: this machine is slower now, or it slipped earlier"
     is_gain = figure.worse_by(after, before) < -figure.noise_share
     return Comparison(figure, before, after, Verdict.GAIN if is_gain else Verdict.SAME, broken)
+
+
+def _was_lost(figure: Figure, *, base: float, after: float) -> bool:
+    """Say whether *base* of the same run is as far from the ledger, so that this change lost nothing."""
+    return figure.is_lost(base, figure.value) and not figure.is_lost(after, base)
 
 
 def _line_crossed(figure: Figure, *, before: float, after: float) -> str:

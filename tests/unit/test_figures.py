@@ -45,8 +45,24 @@ CPU = replace(SPEED, name="cpu_percent", value=4.0, higher_is_better=False, agai
     [(1.79, Verdict.LOSS), (1.81, Verdict.SAME), (2.19, Verdict.SAME), (2.21, Verdict.GAIN)],
 )
 def test_ratio_is_compared_with_the_ledger(after, verdict):
-    """More is better: what is lower by more than a tenth is lost, whatever the previous commit gave."""
-    assert compare(SPEED, base=1.0, after=after).verdict is verdict
+    """More is better: what is lower by more than a tenth is lost, though the previous commit did not run."""
+    assert compare(SPEED, base=None, after=after).verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("base", "after", "verdict"),
+    [
+        (2.0, 1.7, Verdict.LOSS),
+        (1.85, 1.7, Verdict.LOSS),  # It kept the ledger's line, which this one crosses.
+        (1.7, 1.6, Verdict.SAME),
+        (1.7, 1.5, Verdict.LOSS),
+    ],
+)
+def test_loss_of_a_ratio_is_confirmed_beside_the_previous_commit(base, after, verdict):
+    """A ratio that is as low for the previous commit in the same run is not lost by this one."""
+    comparison = compare(SPEED, base=base, after=after)
+    assert comparison.verdict is verdict
+    assert ("the previous commit gives 1.7 now" in comparison.reason) == (verdict is Verdict.SAME)
 
 
 @pytest.mark.parametrize(
