@@ -7,7 +7,7 @@ BENCH ?= upload
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: help install install-dev kafka azurite promtool demo components test durations quick affected sim soak check format bench clean
+.PHONY: help install install-dev kafka azurite promtool demo components test durations quick affected sim hypothesis soak nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -63,10 +63,20 @@ affected: .venv/.installed-dev ## Run the tests that a change can touch, and say
 	$(BIN)/python -m tests.support.affected $(if $(BASE),--base $(BASE)) -- --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 sim: .venv/.installed-dev ## Run more simulated histories (SEEDS=2000)
-	TIERINGD_SEEDS=$(or $(SEEDS),2000) $(BIN)/pytest tests/simulation
+	TIERINGD_SEEDS=$(or $(SEEDS),2000) $(BIN)/pytest --timeout 7200 tests/simulation
+
+hypothesis: .venv/.installed-dev ## Run the tests of Hypothesis with twenty times as many examples
+	TIERINGD_PROFILE=nightly $(BIN)/pytest -m hypothesis --timeout 7200 --numprocesses $(WORKERS) --dist loadgroup \
+		--no-loadscope-reorder tests/unit
 
 soak: .venv/.installed-dev azurite ## Run a daemon before a failing store for a while (STORE=s3, gcs or azure; MINUTES=30)
 	$(BIN)/python -m tests.support.soak --store $(or $(STORE),s3) --minutes $(or $(MINUTES),30)
+
+coverage-map: components kafka azurite promtool ## Record what each test file runs, for make affected (TESTS=tests/unit: some)
+	$(BIN)/python -m tests.support.coverage_map --workers $(WORKERS) $(TESTS)
+
+nightly: components kafka azurite promtool ## The long runs, one after the other: seeds, examples, soak, coverage map (SEEDS=5000 MINUTES=10)
+	$(MAKE) --keep-going --jobs 1 sim hypothesis soak coverage-map SEEDS=$(or $(SEEDS),5000) MINUTES=$(or $(MINUTES),10)
 
 check: .venv/.installed-dev ## Format, lint, types, layers, test docstrings
 	$(BIN)/ruff format --check .
@@ -81,6 +91,9 @@ format: .venv/.installed-dev ## Format and mend what the linter can
 
 bench: .venv/.installed-dev ## Measure the upload path beside its peers (BENCH=partitions, BENCH=backlog; ARGS=--quick)
 	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
+
+figures: .venv/.installed-dev ## Measure what a change can touch, before and after; a loss fails (BASE=HEAD~3; ARGS="--only space --record")
+	$(BIN)/python -m benchmarks.figures $(if $(BASE),--base $(BASE)) $(ARGS)
 
 clean: ## Remove .venv and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,16 +7,15 @@ import gc
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+
+from tests.support.examples import load_profile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytest_plugins = ["tests.support.suite_report"]
 
-# How long an example takes is the machine's matter: a busy one fails no test.
-settings.register_profile("tieringd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tieringd")
+load_profile()
 
 
 def pytest_collection_finish() -> None:

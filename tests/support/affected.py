@@ -4,17 +4,27 @@ The tests that a change can touch: `python -m tests.support.affected [--base REV
 A test file is chosen when it imports, directly or through others, a Python file that changed, or
 when it names another file that changed. `tests/coverage.json`, where it exists, narrows this down:
 it holds the modules whose functions each test file really ran, in its own process and in the
-commands it started (`make coverage-map` records it). What is left out is said.
+commands it started (`make coverage-map` records it). The record counts only while it is sure to hold:
+
+* The test file and the helpers that it imports are as they were when it was recorded.
+* Nothing but bodies of functions changed in the module. A constant or a field can touch a test that
+  runs no function of the module.
+* The module is not compiled to machine code, whose calls cannot be seen.
+* A module that the test ran, and that has changed since the record, stands for all that it imports.
+
+Otherwise imports decide. What is left out is said.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import subprocess
 import sys
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +35,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).parents[2]
 COVERAGE: Final = ROOT / "tests" / "coverage.json"
-PACKAGES: Final = ("tieringd", "pyspark_tieringd", "tests")
+PACKAGES: Final = ("tieringd", "pyspark_tieringd", "tests", "benchmarks")
 ALWAYS_WIDE: Final = ("pyproject.toml", "Makefile", "tests/conftest.py", "tests/support/suite_report.py")
 """A change of these can touch every test."""
 
@@ -103,11 +113,116 @@ def reached_from(graph: Mapping[str, Collection[str]], changed: Collection[str])
     return reached
 
 
+def with_imports(graph: Mapping[str, Collection[str]], modules: Collection[str]) -> set[str]:
+    """Return *modules* and all that they import, directly or through others."""
+    reached, waiting = set(modules), list(modules)
+    while waiting:
+        for imported in set(graph.get(waiting.pop(), ())) - reached:
+            reached.add(imported)
+            waiting.append(imported)
+    return reached
+
+
+def outline(source: str) -> str:
+    """Return what of a module runs when it is imported: everything but the bodies of functions."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [ast.Pass()]
+        elif isinstance(node, ast.Module | ast.ClassDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def differs_in_functions_only(before: str, after: str) -> bool:
+    """Say whether only tests that run functions of a module can notice its change."""
+    machine_code = any(one.partition(".")[0] == "numba" for one in imports_of(after))
+    return not machine_code and outline(before) == outline(after)
+
+
+def digest_of(texts: Iterable[str]) -> str:
+    """Return a short digest of the contents of files."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+
+
+def own_modules(test: str, files: Collection[str]) -> set[str]:
+    """Return the modules that pytest imports for a test file: itself and the conftests above it."""
+    conftests = {str(Path(file).parent): module_of(file) for file in files if file.endswith("/conftest.py")}
+    return {module_of(test), *(conftests[str(one)] for one in Path(test).parents if str(one) in conftests)}
+
+
+def digests_of_tests(
+    tests: Iterable[str], files: Collection[str], graph: Mapping[str, Collection[str]], root: Path = ROOT
+) -> dict[str, str]:
+    """Return for each test file a digest of it and of the helpers that it imports."""
+    texts = {module_of(file): (root / file).read_text() for file in files}
+    helpers = {
+        module: {one for one in imported if one.startswith("tests.")} for module, imported in graph.items()
+    }
+    return {
+        test: digest_of(texts[one] for one in sorted(with_imports(helpers, own_modules(test, files))))
+        for test in tests
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageMap:
+    """The modules whose functions test files ran, as `make coverage-map` recorded it."""
+
+    ran: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """By test file."""
+    test_digests: Mapping[str, str] = field(default_factory=dict)
+    """By test file, of it and its helpers when it was recorded."""
+    module_digests: Mapping[str, str] = field(default_factory=dict)
+    """By module that some test ran, of its source then."""
+
+    @classmethod
+    def load(cls, path: Path = COVERAGE) -> CoverageMap:
+        """Read the map; an empty one where none was recorded."""
+        if not path.exists():
+            return cls()
+        document = json.loads(path.read_text())
+        tests = document["tests"]
+        return cls(
+            ran={test: ran for test, (_, *ran) in tests.items()},
+            test_digests={test: digest for test, (digest, *_) in tests.items()},
+            module_digests=document["modules"],
+        )
+
+    def write(self, path: Path = COVERAGE) -> None:
+        """Write the map, sorted, with a line for each test file: its digest, then the modules."""
+        tests = ",\n".join(
+            f"  {json.dumps(test)}: {json.dumps([self.test_digests[test], *sorted(ran)])}"
+            for test, ran in sorted(self.ran.items())
+        )
+        modules = json.dumps(dict(sorted(self.module_digests.items())), indent=1).replace("\n", "\n ")
+        path.write_text(f'{{\n "tests": {{\n{tests}\n }},\n "modules": {modules}\n}}\n')
+
+    def usable(
+        self, tests: Mapping[str, str], modules: Mapping[str, str], graph: Mapping[str, Collection[str]]
+    ) -> dict[str, set[str]]:
+        """
+        Return by test file what it runs, as far as the record still holds.
+
+        Args:
+            tests: By test file, its digest now.
+            modules: By module, its digest now.
+            graph: Each module with those that it imports now.
+        """
+        stale = {one for one, digest in self.module_digests.items() if modules.get(one) != digest}
+        return {
+            test: set(ran) | with_imports(graph, stale.intersection(ran))
+            for test, ran in self.ran.items()
+            if tests.get(test) == self.test_digests[test]
+        }
+
+
 def affected_tests(
     changed: Collection[str],
     *,
     files: Collection[str],
-    coverage: Mapping[str, Collection[str]],
+    coverage: CoverageMap | None = None,
+    in_functions_only: Collection[str] = (),
     root: Path = ROOT,
 ) -> dict[str, str]:
     """
@@ -116,7 +231,8 @@ def affected_tests(
     Args:
         changed: Paths from the repository's root of what changed, files that are gone among them.
         files: Paths of all Python files of `PACKAGES`.
-        coverage: For test files that were recorded, the modules whose functions they ran.
+        coverage: What test files ran, where it was recorded.
+        in_functions_only: Those of *changed* in which only bodies of functions differ.
         root: What the paths begin from.
     """
     tests = [file for file in files if Path(file).name.startswith("test_")]
@@ -126,32 +242,66 @@ def affected_tests(
     graph = import_graph(files, root)
     modules = {module_of(file) for file in changed if file.endswith(".py")}
     reached = reached_from(graph, modules)
-    conftests = {str(Path(file).parent): module_of(file) for file in files if file.endswith("/conftest.py")}
+    ran = _what_ran(coverage or CoverageMap(), tests, files, graph, root)
+    inside = {module_of(file) for file in in_functions_only} & modules
+    # For a test with a record, imports decide only about the rest of what changed.
+    reached_by_rest = reached_from(graph, modules - {one for one in inside if not one.startswith("tests.")})
     others = {file for file in changed if not file.endswith(".py")}
     chosen = {}
     for test in tests:
-        own = {module_of(test), *(conftests[str(one)] for one in Path(test).parents if str(one) in conftests)}
-        of_tests = {one for one in modules if one.startswith("tests.")}
-        ran = coverage.get(test)
+        own = own_modules(test, files)
         if test in changed:
             chosen[test] = "it changed"
-        elif own & (reached if ran is None else reached_from(graph, of_tests)):
+        elif own & (reached_by_rest if test in ran else reached):
             chosen[test] = "it imports what changed"
-        elif ran is not None and (hit := sorted(modules & set(ran))):
+        elif hit := sorted(inside & ran.get(test, set())):
             chosen[test] = f"it ran {hit[0]}"
         elif named := sorted(one for one in others if Path(one).name in (root / test).read_text()):
             chosen[test] = f"it names {named[0]}"
     return chosen
 
 
-def _git(*arguments: str) -> list[str]:
+def _what_ran(
+    coverage: CoverageMap,
+    tests: Collection[str],
+    files: Collection[str],
+    graph: Mapping[str, Collection[str]],
+    root: Path,
+) -> dict[str, set[str]]:
+    if not coverage.ran:
+        return {}
+    digests = {module_of(file): digest_of([(root / file).read_text()]) for file in files}
+    return coverage.usable(digests_of_tests(tests, files, graph, root), digests, graph)
+
+
+def git(*arguments: str) -> list[str]:
+    """Return the lines that git prints."""
     done = subprocess.run(["git", *arguments], check=True, capture_output=True, text=True, cwd=ROOT)
     return done.stdout.splitlines()
 
 
 def changed_since(base: str) -> list[str]:
     """Return the paths that differ from *base*, those that git does not know yet among them."""
-    return sorted({*_git("diff", "--name-only", base), *_git("ls-files", "--others", "--exclude-standard")})
+    return sorted({*git("diff", "--name-only", base), *git("ls-files", "--others", "--exclude-standard")})
+
+
+def inside_functions_since(base: str, changed: Iterable[str]) -> list[str]:
+    """Return those of *changed* in which only bodies of functions differ from *base*."""
+    there = set(git("ls-tree", "-r", "--name-only", base))
+    return [
+        file
+        for file in changed
+        if file.endswith(".py")
+        and file in there
+        and (ROOT / file).exists()
+        and differs_in_functions_only("\n".join(git("show", f"{base}:{file}")), (ROOT / file).read_text())
+    ]
+
+
+def tracked_files() -> list[str]:
+    """Return the paths of all Python files of `PACKAGES`, those that git does not know yet among them."""
+    known = git("ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES)
+    return [file for file in known if file.endswith(".py") and (ROOT / file).exists()]
 
 
 def main() -> int:
@@ -163,12 +313,15 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="print the files and run nothing")
     parser.add_argument("pytest", nargs="*", help="more arguments of pytest, after --")
     arguments = parser.parse_args()
-    base = arguments.base or _default_base()
-    known = _git("ls-files", "--cached", "--others", "--exclude-standard", *PACKAGES)
-    files = [file for file in known if file.endswith(".py") and (ROOT / file).exists()]
+    base = arguments.base or default_base()
+    files = tracked_files()
     changed = changed_since(base)
-    coverage = json.loads(COVERAGE.read_text()) if COVERAGE.exists() else {}
-    chosen = affected_tests(changed, files=files, coverage=coverage)
+    chosen = affected_tests(
+        changed,
+        files=files,
+        coverage=CoverageMap.load(),
+        in_functions_only=inside_functions_since(base, changed),
+    )
     tests = [file for file in files if Path(file).name.startswith("test_")]
     out = sys.stdout.write
     out(f"{len(changed)} files differ from {base}; {len(chosen)} of {len(tests)} test files can be touched\n")
@@ -183,10 +336,10 @@ def main() -> int:
     return subprocess.run(command, check=False, cwd=ROOT).returncode
 
 
-def _default_base() -> str:
+def default_base() -> str:
     """Return where this branch left main; on an unchanged main, the commit before the last."""
-    (head,), (fork,) = _git("rev-parse", "HEAD"), _git("merge-base", "HEAD", "main")
-    return "HEAD~1" if head == fork and not _git("diff", "--name-only", "HEAD") else fork
+    (head,), (fork,) = git("rev-parse", "HEAD"), git("merge-base", "HEAD", "main")
+    return "HEAD~1" if head == fork and not git("diff", "--name-only", "HEAD") else fork
 
 
 if __name__ == "__main__":

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.affected import ROOT, affected_tests, import_graph, imports_of, reached_from
+from tests.support.affected import (
+    ROOT,
+    CoverageMap,
+    affected_tests,
+    differs_in_functions_only,
+    digest_of,
+    digests_of_tests,
+    import_graph,
+    imports_of,
+    module_of,
+    reached_from,
+)
 
 FILES = {
     "tieringd/__init__.py": "",
@@ -28,10 +39,31 @@ def chosen(tmp_path):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(text)
 
-    def choose(*changed, coverage=None):
-        return affected_tests(changed, files=FILES, coverage=coverage or {}, root=tmp_path)
+    def choose(*changed, coverage=None, inside=()):
+        return affected_tests(
+            changed, files=FILES, coverage=coverage, in_functions_only=inside, root=tmp_path
+        )
 
     return choose
+
+
+@pytest.fixture
+def record(chosen, tmp_path):
+    """Give a function that records what tests ran of the small project as it is."""
+
+    def record(**ran):
+        ran = {f"tests/{name.replace('__', '/')}.py": modules for name, modules in ran.items()}
+        return CoverageMap(
+            ran=ran,
+            test_digests=digests_of_tests(ran, FILES, import_graph(FILES, tmp_path), tmp_path),
+            module_digests={
+                module_of(file): digest_of([(tmp_path / file).read_text()])
+                for file in FILES
+                if file.startswith("tieringd/")
+            },
+        )
+
+    return record
 
 
 def test_imports_inside_functions_count_and_those_for_types_do_not():
@@ -58,12 +90,77 @@ def test_process_reaches_whatever_the_command_imports(chosen):
     assert set(chosen("tieringd/plans.py")) == {"tests/unit/test_plans.py"}
 
 
-def test_record_of_what_ran_narrows_imports_down(chosen):
+def test_record_of_what_ran_narrows_imports_down(chosen, record):
     """A recorded test is chosen by what it ran; a change of its own helpers chooses it all the same."""
-    ran = {"tests/e2e/test_daemon.py": ["tieringd.cli"]}
-    assert set(chosen("tieringd/store.py", coverage=ran)) == {"tests/unit/test_store.py"}
-    assert "tests/e2e/test_daemon.py" in chosen("tieringd/cli.py", coverage=ran)
-    assert "tests/e2e/test_daemon.py" in chosen("tests/support/daemon.py", coverage=ran)
+    ran = record(e2e__test_daemon=["tieringd.cli"])
+    inside = ["tieringd/store.py", "tieringd/cli.py", "tests/support/daemon.py"]
+    assert set(chosen("tieringd/store.py", coverage=ran, inside=inside)) == {"tests/unit/test_store.py"}
+    assert chosen("tieringd/cli.py", coverage=ran, inside=inside) == {
+        "tests/e2e/test_daemon.py": "it ran tieringd.cli"
+    }
+    assert "tests/e2e/test_daemon.py" in chosen("tests/support/daemon.py", coverage=ran, inside=inside)
+
+
+def test_record_does_not_speak_of_what_runs_at_import(chosen, record):
+    """A constant that changes touches tests that run no function of its module: imports decide."""
+    ran = record(e2e__test_daemon=["tieringd.cli"])
+    assert "tests/e2e/test_daemon.py" in chosen("tieringd/store.py", coverage=ran)
+
+
+def test_test_that_changed_since_its_record_falls_back_on_imports(chosen, record, tmp_path):
+    """What the test or one of its helpers runs now is not what was recorded."""
+    ran = record(e2e__test_daemon=["tieringd.cli"])
+    (tmp_path / "tests/support/daemon.py").write_text("# It starts another command now.\n")
+    assert chosen("tieringd/store.py", coverage=ran, inside=["tieringd/store.py"]) == {
+        "tests/unit/test_store.py": "it imports what changed",
+        "tests/e2e/test_daemon.py": "it imports what changed",
+    }
+
+
+def test_module_that_changed_since_the_record_stands_for_what_it_imports(chosen, record, tmp_path):
+    """A function that was recorded may call other modules now than it did."""
+    ran = record(e2e__test_daemon=["tieringd.cli"])
+    (tmp_path / "tieringd/cli.py").write_text("def run():\n    from tieringd import plans\n")
+    inside = ["tieringd/plans.py", "tieringd/store.py"]
+    reason = {"tests/e2e/test_daemon.py": "it ran tieringd.plans"}
+    assert chosen("tieringd/plans.py", coverage=ran, inside=inside).items() >= reason.items()
+    assert "tests/e2e/test_daemon.py" not in chosen("tieringd/store.py", coverage=ran, inside=inside)
+
+
+def test_map_is_read_as_it_was_written(record, tmp_path):
+    """The file is sorted, with a line for each test file."""
+    ran = record(unit__test_store=["tieringd.store", "tieringd.cli"], e2e__test_daemon=["tieringd.cli"])
+    ran.write(tmp_path / "coverage.json")
+    read = CoverageMap.load(tmp_path / "coverage.json")
+    assert read.ran == {
+        "tests/e2e/test_daemon.py": ["tieringd.cli"],
+        "tests/unit/test_store.py": ["tieringd.cli", "tieringd.store"],
+    }
+    assert (read.test_digests, read.module_digests) == (ran.test_digests, ran.module_digests)
+    assert CoverageMap.load(tmp_path / "none.json") == CoverageMap()
+
+
+@pytest.mark.parametrize(
+    ("after", "is_inside"),
+    [
+        ("LIMIT = 1\nclass A:\n    x: int = 1\n    def f(self, y=2):\n        return 5\n", True),
+        ('"""Text."""\nLIMIT = 1\nclass A:\n    x: int = 1\n    def f(self, y=2):\n        return 3\n', True),
+        ("LIMIT = 2\nclass A:\n    x: int = 1\n    def f(self, y=2):\n        return 3\n", False),
+        ("LIMIT = 1\nclass A:\n    x: int = 2\n    def f(self, y=2):\n        return 3\n", False),
+        ("LIMIT = 1\nclass A:\n    x: int = 1\n    def f(self, y=3):\n        return 3\n", False),
+        ("LIMIT = 1\nclass A:\n    x: int = 1\n    @cache\n    def f(self, y=2):\n        return 3\n", False),
+    ],
+)
+def test_bodies_of_functions_are_told_from_what_runs_at_import(after, is_inside):
+    """Constants, fields, defaults and decorators belong to the import."""
+    before = "LIMIT = 1\nclass A:\n    x: int = 1\n    def f(self, y=2):\n        return 3\n"
+    assert differs_in_functions_only(before, after) == is_inside
+
+
+def test_machine_code_is_never_narrowed_down():
+    """Calls of compiled functions are not seen, so imports decide."""
+    before = "import numba\ndef f():\n    return 1\n"
+    assert not differs_in_functions_only(before, before.replace("1", "2"))
 
 
 def test_other_files_choose_the_tests_that_name_them(chosen):

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.archive import Clock
+from tests.support.examples import examples
 from tests.unit.cache.cached import a_chunk, an_index, data_in, files_in, put, segment_key, started
 from tieringd.cache.part_file import PartFile
 from tieringd.cache.tree import Tree
@@ -341,7 +342,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(operations=OPERATIONS)
 def test_any_history_ends_in_accounts_that_are_the_disk(tmp_path_factory, operations):
     """

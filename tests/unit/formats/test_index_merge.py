@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.builders import GOLDEN, batch, golden_log
+from tests.support.examples import examples
 from tests.unit.model.values import remote
 from tieringd.errors import CorruptDataError
 from tieringd.formats.index_files import (
@@ -153,7 +154,7 @@ def parts_of(first: int, next_offset: int, batches, cuts, begins_early) -> tuple
     return b"".join(data for _, data in batches), parts
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(logs())
 def test_merged_index_is_that_of_the_merged_bytes(log):
     """Counts, checksum, epochs and entries are those that a scan of the whole finds."""
@@ -173,7 +174,7 @@ def test_merged_index_is_that_of_the_merged_bytes(log):
     assert decode_sidecar(encode_sidecar(index)) == index
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(logs())
 def test_read_committed_sees_the_same_in_the_merged_segment(log):
     """Each batch is visible just when it is in a scan of the whole; no transaction is told of twice."""

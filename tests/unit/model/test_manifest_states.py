@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, WRITERS, remote_segments
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, Replacement
@@ -301,7 +302,7 @@ class ManifestMachine(RuleBasedStateMachine):
             assert (None if row is None else self.manifest.segments[row]) == expected
 
 
-ManifestMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+ManifestMachine.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 class TestManifestStates(ManifestMachine.TestCase):

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, WRITERS, remote, remote_segments
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.spillover_codec import decode_spillover, encode_spillover
@@ -283,7 +284,9 @@ class SpillingMachine(RuleBasedStateMachine):
             assert part.next_offset == later.base_offset
 
 
-SpillingMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+SpillingMachine.TestCase.settings = settings(
+    max_examples=examples(100), stateful_step_count=40, deadline=None
+)
 
 
 class TestSpillingStates(SpillingMachine.TestCase):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, local_log, remote
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
@@ -223,7 +224,7 @@ def _offsets(found) -> list[int]:
     return [] if found is None else [*range(found.base_offset, found.last_offset + 1)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(terms, min_size=2, max_size=12))
 def test_the_archive_keeps_what_its_leader_holds_and_nothing_off_its_lineage(history):
     """After any elections a look keeps exactly the segments whose every record the leader holds."""

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, WRITERS, remote, stored
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_key, spillover_key
 from tieringd.formats.spillover_codec import encode_spillover
@@ -291,4 +292,4 @@ class OrphanMachine(RuleBasedStateMachine):
 
 
 TestOrphans = OrphanMachine.TestCase
-TestOrphans.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestOrphans.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, Replacement
@@ -314,7 +315,7 @@ failures = st.tuples(st.just("step"), st.just(True), st.booleans())
 expiries = st.tuples(st.just("expire"), st.none(), st.none())
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(
     st.lists(st.one_of(appends, appends, appends, steps, failures, expiries), max_size=80),
     st.integers(1, 4),
@@ -343,7 +344,7 @@ def test_archive_that_grows_is_merged_as_a_plain_list_is(operations, runs_max):
     plain.require_done()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(st.lists(st.integers(1, 130), max_size=120))
 def test_no_byte_is_moved_more_than_twice(sizes):
     """With a look after each new segment, one is copied to an acceptable size, and then to a full one."""
@@ -354,7 +355,7 @@ def test_no_byte_is_moved_more_than_twice(sizes):
         assert max(row.moves for row in plain.rows) <= 2
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(st.integers(1, 1200), max_size=40), st.integers(3, 9))
 def test_bounded_calls_find_what_one_call_finds(sizes, rows_max):
     """However short the steps are, the runs are those of one walk over all."""

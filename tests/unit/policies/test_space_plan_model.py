@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tests.support.examples import examples
 from tests.unit.policies.spaces import STEP, demand_for, segments_of, space_partition
 from tieringd.model.partition import TopicPartition
 from tieringd.policies.space_plan import Phase, SpaceDemand, SpacePartition
@@ -282,7 +283,7 @@ def test_space_plan_keeps_every_rule(situation):
     check_rules(situation.plan(), situation.partitions)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(situation=situations())
 def test_space_plan_is_the_shortest_prefix_that_is_enough(situation):
     """The laps that are taken in one go are those that one segment at a time would take."""
@@ -425,7 +426,7 @@ class DiskMachine(RuleBasedStateMachine):
         assert again.removed_bytes == 0, "what is on its way out is not removed twice"
 
 
-DiskMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+DiskMachine.TestCase.settings = settings(max_examples=examples(100), stateful_step_count=30, deadline=None)
 
 
 class TestDiskInUse(DiskMachine.TestCase):

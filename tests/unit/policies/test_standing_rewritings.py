@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.unit.model.values import remote
 from tieringd.model.rewriting import Rewriting, RewritingKind
 from tieringd.policies.manifest_rebuild import (
@@ -448,7 +449,7 @@ def _base(one: StoredSegment) -> int:
 
 
 @given(lives())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_what_was_taken_out_stays_out_and_all_else_is_there(life):
     """Every archived offset is held; nothing erased is back; no value whose tombstone is gone."""
     plan = plan_rebuild([*life.named, *life.left], recorded=life.records)

@@ -17,6 +17,7 @@ from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
+from tests.support.examples import examples
 from tests.unit.services.manifests import stored_manifest
 from tests.unit.spark.rewriting import Job, latest_of, records_of
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
@@ -96,7 +97,7 @@ async def assert_sound(store, manifest) -> None:
     due=st.none() | st.integers(-1, 1001),
     drops_keyless=st.booleans(),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_latest_record_of_each_key_is_left(random, segments, target_bytes, due, drops_keyless):
     """Both kinds of readers see just that; a deep look finds no fault; and another run writes nothing."""
     directory = Path(tempfile.mkdtemp())

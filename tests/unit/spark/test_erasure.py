@@ -16,6 +16,7 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, archived
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
+from tests.support.examples import examples
 from tests.unit.services.manifests import stored_manifest
 from tests.unit.spark.rewriting import Job, records_of
 from tests.unit.spark.test_compaction import (
@@ -64,7 +65,7 @@ async def stored_keys(store, manifest) -> set[bytes | None]:
     segments=st.integers(1, 8),
     keys=st.sets(st.sampled_from([b"", b"a", b"b", b"c", b"last", b"never written"]), min_size=1),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_erased_keys_are_gone_and_nothing_else(random, segments, keys):
     """Both kinds of readers see all other records, of which some have no key; a deep look finds no fault."""
     directory = Path(tempfile.mkdtemp())

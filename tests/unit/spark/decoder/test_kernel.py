@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import tieringd
 from tests.builders import batch
 from tests.support.decoding import by_formats, decode
+from tests.support.examples import examples
 from tieringd.errors import CorruptDataError
 from tieringd.formats.record_batch import NewRecord, encode_batch, parse_header, sealed
 from tieringd.spark.decoder.kernel import kernel
@@ -61,7 +62,7 @@ def changed_body(draw: st.DrawFn) -> bytes:
     return bytes(body[: draw(st.integers(0, len(body)))])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_nothing_behind_a_run_is_read(guarded, data):
     """Whatever sizes the records claim, the process survives a page behind them that cannot be read."""
@@ -78,7 +79,7 @@ def test_nothing_behind_a_run_is_read(guarded, data):
         assert decode(guarded(bytes(stored[:size])), skip_corrupt=True).rows == []
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.data())
 def test_nothing_behind_the_rows_is_written(data):
     """However much the records hold, no buffer is written behind the room that there is."""
