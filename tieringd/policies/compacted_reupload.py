@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
-from tieringd.policies.local_retention import retention_time_ms
+from tieringd.policies.retention_time import retention_time_ms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

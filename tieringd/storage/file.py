@@ -40,6 +40,7 @@ from tieringd.errors import (
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, Joined, ListPage, ObjectInfo
 from tieringd.storage.file_bytes import copied, crc32c_of_file
 from tieringd.storage.file_tree import WORK_DIRECTORY, path_of, walk
+from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ _THREADS = 8
 _LOCK_FILES = 64  # Few enough to stay a handful of inodes, enough that partitions rarely meet.
 _LOCK_POLL_SECONDS = 0.005
 _PLACE_ATTEMPTS = 100  # Each is lost only to a delete that empties the directory in that instant.
+_SAME_CLOCK_NS = 1_000_000_000  # A file's time lags behind the clock by a tick of the kernel.
 # Filesystems keep times in nanoseconds, microseconds, seconds or pairs of seconds.
 _TIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 
@@ -68,8 +70,11 @@ class FileStore:
     Objects as files below *root*, in threads of its own.
 
     `head` reads the object: a filesystem keeps no checksum, and one that is computed anew also
-    says whether the bytes are still readable.
+    says whether the bytes are still readable. The time that it tells is the filesystem's, by the file that a
+    put has just written: of a local disk that is this host's clock again.
     """
+
+    has_own_clock = False
 
     def __init__(self, root: Path, *, prefix: str = "") -> None:
         prefix = prefix.strip("/")
@@ -78,6 +83,11 @@ class FileStore:
         self._work = root / WORK_DIRECTORY
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-store")
         self._is_swept = False
+        self._times = StoreTimes()
+
+    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+        """Let *listener* hear the filesystem's time with each object that is stored."""
+        self._times.listen(listener)
 
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
@@ -85,9 +95,11 @@ class FileStore:
         """Copy an object into place, checking its bytes on the way."""
         path = path_of(self._base, key)
         stop = threading.Event()
-        return await self._in_thread(
+        info, written_ms = await self._in_thread(
             lambda: self._put(_Target(key, path, crc32c, condition), [body], stop), on_cancel=stop.set
         )
+        self._times.note(written_ms)
+        return info
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole."""
@@ -130,7 +142,9 @@ class FileStore:
         target = _Target(key, path_of(self._base, key), crc32c, condition)
         paths = [(source, path_of(self._base, source.key)) for source in sources]
         stop = threading.Event()
-        return await self._in_thread(lambda: self._join(target, paths, stop), on_cancel=stop.set)
+        info, written_ms = await self._in_thread(lambda: self._join(target, paths, stop), on_cancel=stop.set)
+        self._times.note(written_ms)
+        return Joined(info, is_proven=True, host_bytes=info.size_bytes)
 
     async def close(self) -> None:
         """Let the threads end."""
@@ -139,7 +153,8 @@ class FileStore:
     async def _in_thread(self, function: Callable[[], T], on_cancel: Callable[[], None] = _do_nothing) -> T:
         return await finished(self._executor.submit(function), on_cancel=on_cancel)
 
-    def _put(self, target: _Target, bodies: Sequence[Body], stop: threading.Event) -> ObjectInfo:
+    def _put(self, target: _Target, bodies: Sequence[Body], stop: threading.Event) -> tuple[ObjectInfo, int]:
+        """Store an object; return what there is to say of it, and the filesystem's time in milliseconds."""
         with self._translated("put", target.path, target.key), self._new_file() as (fd, temporary):
             actual = copied(bodies, fd, stop)
             if actual != target.crc32c:
@@ -148,6 +163,7 @@ class FileStore:
                     key=target.key,
                 )
             os.fsync(fd)
+            written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
             with self._locked(target.key, stop):
                 self._commit(target, fd, temporary)
             status = os.fstat(fd)
@@ -159,11 +175,11 @@ class FileStore:
             raise StorageUnavailable(
                 f"put {target.path}: its directory cannot be flushed: {error}", outcome_unknown=True
             ) from error
-        return _info(target.key, status, actual)
+        return _info(target.key, status, actual), written_ms
 
     def _join(
         self, target: _Target, paths: Sequence[tuple[JoinSource, Path]], stop: threading.Event
-    ) -> Joined:
+    ) -> tuple[ObjectInfo, int]:
         with ExitStack() as files:
             bodies: list[Body] = []
             for source, path in paths:
@@ -176,8 +192,7 @@ class FileStore:
                         key=target.key,
                     )
                 bodies.append(FileSlice(fd, 0, source.size_bytes))
-            info = self._put(target, bodies, stop)
-        return Joined(info, is_proven=True, host_bytes=info.size_bytes)
+            return self._put(target, bodies, stop)
 
     def _commit(self, target: _Target, fd: int, temporary: Path) -> None:
         """Check the condition and move the file into place; the caller holds the key's lock."""
@@ -190,7 +205,7 @@ class FileStore:
             isinstance(condition, IfVersion) and version != condition.version
         ):
             raise PreconditionFailed(f"put {target.path}: another writer came first", key=target.key)
-        _stamp(fd, previous)
+        _stamp(fd, os.fstat(fd).st_mtime_ns, previous)
         # A link refuses to replace, even what a writer without our locks has put there.
         move = os.link if isinstance(condition, IfAbsent) else os.replace
         for _ in range(_PLACE_ATTEMPTS):
@@ -349,11 +364,18 @@ class _Target:
     condition: Condition | None
 
 
-def _stamp(fd: int, previous: os.stat_result | None) -> None:
-    """Give the file a time that differs from its predecessor's as this filesystem keeps times."""
+def _stamp(fd: int, written_ns: int, previous: os.stat_result | None) -> None:
+    """
+    Give the file a time that differs from its predecessor's as this filesystem keeps times.
+
+    It is the filesystem's own time, at which the file was written. Where this host's clock agrees, that
+    counts instead: it is finer, so an object that is deleted and stored again has another version.
+    """
+    now_ns = time.time_ns()
+    moment_ns = now_ns if abs(now_ns - written_ns) < _SAME_CLOCK_NS else written_ns
     earliest = previous.st_mtime_ns if previous is not None else 0
     for step in _TIME_STEPS_NS:
-        moment = max(time.time_ns(), earliest + step)
+        moment = max(moment_ns, earliest + step)
         os.utime(fd, ns=(moment, moment))
         if os.fstat(fd).st_mtime_ns > earliest:
             return

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
-from tieringd.clock import wall_clock_ms
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.erasure_record import (
     ErasedPartition,
@@ -135,7 +134,7 @@ def erase(
     if not requested_by.strip():
         raise ConfigError("nobody is named who asks for this", hint="The record of the erasure needs a name")
     bucket, job_id = bucket_of(config), secrets.token_hex(8)
-    request = ErasureRequest(job_id, wall_clock_ms(), requested_by, reason, tuple(topics), fingerprints(keys))
+    request = ErasureRequest(job_id, bucket.clock(), requested_by, reason, tuple(topics), fingerprints(keys))
     chosen = bucket.run(chosen_partitions(bucket, topics))
     _store_record(bucket, request, encode_erasure_request(request), is_done=False)
 
@@ -153,7 +152,7 @@ def erase(
     named = [one.partition for one in chosen.partitions]
     deleted_at_ms = bucket.run(_deleted_at_ms(bucket, named, outcome, after_ms=delete_after_ms))
     done = ErasureOutcome(
-        wall_clock_ms(),
+        bucket.clock(),
         tuple(_erased(one, config.archive_delete_delay_ms) for one in outcome.swapped),
         deleted_at_ms,
         tuple(outcome.faults),
@@ -198,7 +197,7 @@ async def _deleted_at_ms(
         return None
     known = len(outcome.faults)
     await delete_replaced(bucket, partitions, outcome, after_ms=after_ms)
-    return wall_clock_ms() if after_ms == 0 and len(outcome.faults) == known else None
+    return bucket.clock() if after_ms == 0 and len(outcome.faults) == known else None
 
 
 def _store_record(bucket: Bucket, request: ErasureRequest, data: bytes, *, is_done: bool) -> None:

@@ -35,7 +35,7 @@ from tieringd.storage.gcs.upload import RelatedBody
 from tieringd.storage.ranges import ranged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tieringd.storage.base import Body, Condition, JoinSource, ObjectInfo
     from tieringd.storage.gcs.answers import Answer
@@ -52,6 +52,8 @@ _PAST_THE_END = frozenset({HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
 
 class GcsStore:
     """A bucket of Cloud Storage. Build it with `open`, inside the loop that uses it."""
+
+    has_own_clock = True
 
     def __init__(self, settings: GcsSettings, client: GcsClient) -> None:
         self._settings = settings
@@ -267,6 +269,10 @@ class GcsStore:
             answer = await self._client.request(call, "DELETE", self._url(key), accept=_ABSENT)
             is_in_doubt |= answer.status == HTTPStatus.NOT_FOUND and not answer.names_the_object
         return is_in_doubt
+
+    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+        """Let *listener* hear the time of the service's answers."""
+        self._client.times.listen(listener)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -76,7 +76,6 @@ class Bucket:
             self.config,
             self.archive,
             writer_id="c3",
-            now_ms=self.clock,
             local_log=lambda _: self.writer.local_log(),
             offer=self._commit,
         )
