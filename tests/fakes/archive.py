@@ -31,6 +31,7 @@ from tieringd.services.retention_manager import RetentionManager
 from tieringd.services.topic_registry import TopicRegistry
 from tieringd.services.upload_gate import UploadGate
 from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.resilient import ResilientStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,8 +64,8 @@ def archive_clock(wall_ms: Callable[[], int], store: object = None) -> ArchiveCl
     It is compared with the clock of *store*, if that has one of its own. A directory's is the real one.
     """
     clock = ArchiveClock(wall_ms=wall_ms, steady_seconds=lambda: wall_ms() / 1000)
-    backend = getattr(store, "backend", store)
-    if getattr(backend, "has_own_clock", False):
+    backend = store.backend if isinstance(store, ResilientStore) else store
+    if getattr(backend, "has_own_clock", None) is True:
         clock.listen_to(backend)
     return clock
 
