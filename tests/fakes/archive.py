@@ -176,9 +176,13 @@ def reconciler_of(
     pins: Mapping[str, PinDirectory] | None = None,
     max_interval_ms: int | None = None,
 ) -> Reconciler:
-    """Return the reconciler of a daemon; *pins* are by log directory, and without a budget."""
+    """
+    Return the reconciler of a daemon; *pins* are by log directory, and without a budget.
+
+    Without *now_ms* it goes by the archive's clock.
+    """
     metrics = metrics or Metrics()
-    follower = Follower(archive.manifests, now_ms=now_ms or Clock())
+    follower = Follower(archive.manifests, now_ms=now_ms or archive.clock.wall_ms)
 
     def make_archiver(leadership: Leadership) -> Archiver:
         return _archiver(
@@ -216,7 +220,7 @@ def reconciler_of(
         ),
         metrics=metrics,
         make_archiver=make_archiver,
-        now_ms=now_ms or Clock(),
+        now_ms=now_ms or archive.clock.wall_ms,
     )
 
 

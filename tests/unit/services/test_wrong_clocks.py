@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.builders import DEFAULT_TIME_MS
-from tests.fakes.archive import archive_in, archiver_of, observed
+from tests.fakes.archive import archive_in, archiver_of, observed, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.errors import StorageUnavailable
+from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.metrics import Metrics
 from tieringd.model.redating import with_upload_times
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
+from tieringd.services.scrub.parts import WholeScrub
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tieringd.services.scrub.parts import ScrubReport
 
 DAY_MS = 86_400_000
 WEEK = TotalRetention(limit_ms=7 * DAY_MS, limit_bytes=None)
@@ -128,6 +133,49 @@ async def test_an_archive_from_1970_is_not_emptied(tmp_path, store_tells):
     await host.looks(target_ms=DAY_MS)
     assert host.start_offset == host.writer.log_start_offset == host.archiver.manifest.next_offset
     assert host.data_objects == 0
+
+
+async def test_a_directory_that_was_dated_by_the_same_wrong_clock(host):
+    """Where the files of an archive are from 1970 as well, its segments count from when that is found."""
+    host.store.has_own_clock, host.store.now_ms = False, host.wall_ms
+    host.start()
+    host.write()
+    host.error_ms = BOOTED_WITHOUT_A_CLOCK_MS - host.right_ms()
+    await host.look()
+    host.error_ms = 0
+    host.start()
+    await host.looks(target_ms=DAY_MS)
+    assert (host.start_offset, host.data_objects, host.writer.log_start_offset) == (0, 3, 0)
+
+
+async def test_scrub_takes_nothing_for_old_by_a_wrong_clock(host, tmp_path):
+    """A host that is a year ahead finds no orphans, and empties no quarantine; with its clock set it does."""
+    config = tiered_config(tmp_path)
+    parts = scrub_parts(config, host.archive, writer_id="c3", local_log=lambda _: None)
+
+    async def scrub() -> ScrubReport:
+        return await WholeScrub(parts, host.store, host.archive.manifests).run(
+            deep=False, fix=True, expire_before_ms=lambda: host.clock.ages_ms() - 7 * DAY_MS
+        )
+
+    host.write()
+    one = host.writer.identified
+    await host.archive.manifests.ensure_topic(
+        TopicKey(one.cluster, one.topic, one.topic_id), partition_count=1
+    )
+    await host.look()
+    segment = host.archiver.manifest.segments[0]
+    host.store.add(data_key(one, replace(segment, writer_id="dead0001")), b"uploaded a moment ago")
+    host.error_ms = 400 * DAY_MS
+    assert (await scrub()).orphans == []
+    host.error_ms = 0
+    host.passed_ms += 40 * DAY_MS
+    assert len((await scrub()).moved) == 1
+    host.error_ms = 400 * DAY_MS
+    assert (await scrub()).expired.deleted == ()
+    host.error_ms = 0
+    host.passed_ms += 8 * DAY_MS
+    assert len((await scrub()).expired.deleted) == 1
 
 
 async def test_an_upload_dated_days_too_early_is_looked_up(host):
