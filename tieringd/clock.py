@@ -1,4 +1,4 @@
-"""The time of day, in the unit that manifests and policies have it in."""
+"""The host's clocks: the time of day, which can be wrong and can be set, and one that only passes."""
 
 from __future__ import annotations
 
@@ -8,3 +8,8 @@ import time
 def wall_clock_ms() -> int:
     """Return the time in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
+
+
+def steady_seconds() -> float:
+    """Return seconds that pass evenly, also while the host sleeps; nobody can set this clock."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -26,7 +26,7 @@ from tieringd.errors import (
     ObjectNotFound,
     PreconditionFailed,
 )
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource, TimedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -117,6 +117,19 @@ class ObjectStoreContract:
         written = await store.put("key", slice_of(data), crc32c=crc32c(data))
         assert written.size_bytes == size
         assert await asyncio.to_thread(bucket.read, "key") == data
+
+    async def test_answers_tell_the_time_of_the_stores_clock(self, store):
+        """A listener hears what the store's clock shows with the answer to a request that was made anyway."""
+        heard: list[int] = []
+        assert isinstance(store, TimedStore)
+        store.tell_time_to(heard.append)
+        before_ms = time.time_ns() // 1_000_000
+        written = await put(store, "key", b"data")
+        after_ms = time.time_ns() // 1_000_000
+        # Dates in headers have whole seconds, and a file's time lags behind by a tick.
+        assert heard, "a put tells it"
+        assert all(before_ms - 1100 <= one <= after_ms + 1000 for one in heard)
+        assert abs(written.modified_ms - heard[-1]) <= 2000
 
     async def test_put_replaces_what_was_there(self, store, bucket: Bucket):
         """A put without a condition overwrites, and the version changes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.object_store_contract import JoinContract, NestedKeysContract, ObjectStoreContract
+from tieringd.clock import wall_clock_ms
 from tieringd.storage.memory import MemoryStore
 
 
@@ -25,7 +26,7 @@ class TestMemoryStore(ObjectStoreContract, JoinContract, NestedKeysContract):
 
     @pytest.fixture
     def store(self):
-        return MemoryStore()
+        return MemoryStore(now_ms=wall_clock_ms)
 
     @pytest.fixture
     def bucket(self, store):

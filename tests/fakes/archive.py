@@ -30,6 +30,8 @@ from tieringd.services.reconciler import Reconciler
 from tieringd.services.retention_manager import RetentionManager
 from tieringd.services.topic_registry import TopicRegistry
 from tieringd.services.upload_gate import UploadGate
+from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.resilient import ResilientStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,6 +55,19 @@ class Clock:
     def __call__(self) -> int:
         """Return the time."""
         return self.now_ms
+
+
+def archive_clock(wall_ms: Callable[[], int], store: object = None) -> ArchiveClock:
+    """
+    Return the clock of a host that shows *wall_ms*, and was never set by hand: its steady clock agrees.
+
+    It is compared with the clock of *store*, if that has one of its own. A directory's is the real one.
+    """
+    clock = ArchiveClock(wall_ms=wall_ms, steady_seconds=lambda: wall_ms() / 1000)
+    backend = store.backend if isinstance(store, ResilientStore) else store
+    if getattr(backend, "has_own_clock", None) is True:
+        clock.listen_to(backend)
+    return clock
 
 
 class _LoopTimers:
@@ -109,16 +124,20 @@ archive_delete_delay_ms: 1s
 
 
 def archive_in(
-    store: ObjectStore, *, writer_id: str = "a1", now_ms: Callable[[], int] | None = None
+    store: ObjectStore,
+    *,
+    writer_id: str = "a1",
+    now_ms: Callable[[], int] | None = None,
+    clock: ArchiveClock | None = None,
 ) -> Archive:
-    """Return the services of one daemon process, or of one reader."""
+    """Return the services of one daemon process, or of one reader; *clock* where the host's may be wrong."""
     return archive_on(
         store,
         check_store=_fit,
         gate=UploadGate(UploadPace(4, None), timers=_LoopTimers()),
         layout=KafkaLayout(),
         writer_id=writer_id,
-        now_ms=now_ms or Clock(),
+        clock=clock or archive_clock(now_ms or Clock(), store),
     )
 
 
@@ -136,14 +155,18 @@ def archiver_of(
     now_ms: Callable[[], int] | None = None,
     limits: UploadLimits | None = None,
 ) -> Archiver:
-    """Return an archiver of *writer*'s partition, under the newest epoch of its log unless told otherwise."""
+    """
+    Return an archiver of *writer*'s partition, under the newest epoch of its log unless told otherwise.
+
+    Without *now_ms* it goes by the archive's clock.
+    """
     newest = writer.epochs[-1][0] if writer.epochs else 0
     return _archiver(
         Leadership(writer.identified, newest if leader_epoch is None else leader_epoch),
         archive,
         broker,
         metrics=metrics or Metrics(),
-        now_ms=now_ms or Clock(),
+        clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
         limits=limits or UploadLimits(),
     )
 
@@ -158,9 +181,13 @@ def reconciler_of(
     pins: Mapping[str, PinDirectory] | None = None,
     max_interval_ms: int | None = None,
 ) -> Reconciler:
-    """Return the reconciler of a daemon; *pins* are by log directory, and without a budget."""
+    """
+    Return the reconciler of a daemon; *pins* are by log directory, and without a budget.
+
+    Without *now_ms* it goes by the archive's clock.
+    """
     metrics = metrics or Metrics()
-    follower = Follower(archive.manifests, now_ms=now_ms or Clock())
+    follower = Follower(archive.manifests, now_ms=now_ms or archive.clock.wall_ms)
 
     def make_archiver(leadership: Leadership) -> Archiver:
         return _archiver(
@@ -168,7 +195,7 @@ def reconciler_of(
             archive,
             broker,
             metrics=metrics,
-            now_ms=now_ms or Clock(),
+            clock=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
             limits=UploadLimits(segments_per_step=3, max_interval_ms=max_interval_ms),
             known=follower.take(leadership.partition),
         )
@@ -198,7 +225,7 @@ def reconciler_of(
         ),
         metrics=metrics,
         make_archiver=make_archiver,
-        now_ms=now_ms or Clock(),
+        now_ms=now_ms or archive.clock.wall_ms,
     )
 
 
@@ -208,7 +235,7 @@ def _archiver(
     broker: Broker,
     *,
     metrics: Metrics,
-    now_ms: Callable[[], int],
+    clock: ArchiveClock,
     limits: UploadLimits,
     known: StoredManifest | None = None,
 ) -> Archiver:
@@ -220,7 +247,7 @@ def _archiver(
         metrics=metrics,
         layout=archive.layout,
         limits=limits,
-        now_ms=now_ms,
+        clock=clock,
         known=known,
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tieringd.errors import StorageUnavailable
 from tieringd.storage.base import FileSlice
+from tieringd.storage.store_times import StoreTimes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -32,6 +33,17 @@ class DistantStore:
         self._store = store
         self._wire = wire
         self._on_put = on_put
+        self._times = StoreTimes()
+        self.has_own_clock = getattr(store, "has_own_clock", False)
+
+    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+        """Let *listener* hear the bucket's time with each answer that arrives here."""
+        self._times.listen(listener)
+
+    def _tell_time(self) -> None:
+        now_ms = getattr(self._store, "now_ms", None)
+        if now_ms is not None:
+            self._times.note(now_ms())
 
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
@@ -48,7 +60,9 @@ class DistantStore:
             data = os.pread(body.fd, body.size_bytes, body.position) if isinstance(body, FileSlice) else body
             return lambda: effect(data)
 
-        return await self._wire.carry("put", effect, lost=store_unavailable, detach=detach)
+        info: ObjectInfo = await self._wire.carry("put", effect, lost=store_unavailable, detach=detach)
+        self._tell_time()
+        return info
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole."""
@@ -89,6 +103,8 @@ class DistantStore:
 
     async def _carry(self, operation: str, effect: Callable[[], Awaitable[Any]]) -> Any:
         # Reads have no outcome to be unknown: a lost answer is an error like any other.
-        return await self._wire.carry(
+        answer = await self._wire.carry(
             operation, effect, lost=lambda name, _: store_unavailable(name), detach=None
         )
+        self._tell_time()
+        return answer

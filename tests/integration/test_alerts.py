@@ -81,6 +81,13 @@ CASES = [
         "2 pinned segments may be of a log that was given up, and are not uploaded",
     ),
     Case(
+        "TieringdClockDoubted",
+        {"tieringd_host_clock_doubted": "1x20"},
+        {"tieringd_host_clock_doubted": "0x20"},
+        "15m",
+        "The time is not certain on a host, and nothing is deleted by age there",
+    ),
+    Case(
         "TieringdDiskLow",
         {"tieringd_disk_free_space_alert": "1x5"},
         {"tieringd_disk_free_space_alert": "0 0 1x5"},

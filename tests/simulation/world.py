@@ -22,6 +22,7 @@ from tests.fakes.store import DistantStore
 from tests.fakes.wire import UnreliableWire, Wire
 from tests.simulation.promises import Promises
 from tieringd.broker.directory import DirectoryBroker
+from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment
 
 EVENTS = 80
+HOUR_MS = 3_600_000
 PRODUCERS = (1, 2, 3)
 _LIMITS = StoreLimits(
     initial_backoff_seconds=0.05,
@@ -52,8 +54,14 @@ class Daemon:
         )
         self.wire = wire
         self.broker = world.broker_over(wire)
-        self.archive = archive_in(store, writer_id=writer_id, now_ms=world.now_ms)
-        self.reconciler = reconciler_of(world.config, self.archive, self.broker, now_ms=world.now_ms)
+        self.clock_error_ms = 0
+        """How far this host's clock is ahead of the world's."""
+        clock = ArchiveClock(
+            wall_ms=lambda: world.now_ms() + self.clock_error_ms, steady_seconds=lambda: world.now_ms() / 1000
+        )
+        clock.listen_to(store.backend)
+        self.archive = archive_in(store, writer_id=writer_id, clock=clock)
+        self.reconciler = reconciler_of(world.config, self.archive, self.broker)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -74,7 +82,7 @@ class World:
 
     def __init__(self, seed: int, log_dir: Path) -> None:
         self.random = Random(seed)
-        self.store = MemoryStore()
+        self.store = MemoryStore(now_ms=self.now_ms)
         self.writers = [
             LogWriter(log_dir, "orders", number, first_offset=number * 100) for number in range(3)
         ]
@@ -153,6 +161,7 @@ class World:
             self._new_leader: 4,
             self._drop_head: 8 if self._deletes_by_itself else 0,
             self._corrupt_one: 2,
+            self._set_clock: 4,
         }
         (event,) = self.random.choices(list(chances), list(chances.values()))
         self.events.append(event.__name__)
@@ -201,6 +210,12 @@ class World:
         for wire in self._wires:
             wire.is_down = self.random.random() < 0.8
             loop.call_later(self.random.uniform(0.2, 3), wire.restore)
+
+    def _set_clock(self, _: LogWriter) -> None:
+        """Set a host's clock wrong, or right again."""
+        if self._daemons:
+            wrong = self.random.choice([-1, 1]) * self.random.choice([HOUR_MS, 400 * 24 * HOUR_MS])
+            self.random.choice(self._daemons).clock_error_ms = self.random.choice([0, wrong])
 
     def _new_leader(self, writer: LogWriter) -> None:
         """Elect a leader that lacks what was not replicated; some daemons hear of it later than others."""

@@ -9,7 +9,6 @@ import typer
 
 from tieringd.cli.human import time_text
 from tieringd.cli.options import ConfigFile, loaded, run_async
-from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
 from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
@@ -34,7 +33,7 @@ def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
     nothing is deleted.
     """
     settings = loaded(config)
-    run_async(_change(settings, topic, topic_id, partial(ordered_to_go, now_ms=wall_clock_ms())))
+    run_async(_change(settings, topic, topic_id, ordered_to_go))
     grace = settings.cloud_storage_topic_purge_grace_period_ms / 1000
     typer.echo(
         f"the archive of {topic} ({topic_id}) is deleted in {grace:g} s or later, by the next daemon that "
@@ -44,7 +43,7 @@ def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
 
 def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
     """Keep the archive of a deleted topic after all, while its grace runs."""
-    run_async(_change(loaded(config), topic, topic_id, partial(taken_back, now_ms=wall_clock_ms())))
+    run_async(_change(loaded(config), topic, topic_id, taken_back))
     typer.echo(f"the archive of {topic} ({topic_id}) is kept until `tieringd archive delete`")
 
 
@@ -62,9 +61,8 @@ def lifecycle_remark(topic: TopicManifest) -> str | None:
     return "; ".join(remarks) or None
 
 
-async def _change(
-    config: Config, topic: str, topic_id: str, change: Callable[[TopicManifest], TopicManifest]
-) -> None:
+async def _change(config: Config, topic: str, topic_id: str, change: Callable[..., TopicManifest]) -> None:
+    """Change a topic's manifest; *change* gets *now_ms*, by the store's clock where this host's is wrong."""
     async with opened_archive(config, Metrics()) as archive:
         found = await archive.catalog.incarnation(topic, topic_id)
-        await archive.manifests.change_topic(found.key, change)
+        await archive.manifests.change_topic(found.key, partial(change, now_ms=archive.clock()))

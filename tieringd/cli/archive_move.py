@@ -20,7 +20,6 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import opened_archive
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
@@ -204,14 +203,14 @@ async def _purge(
 
     claimed = [
         await source.manifests.change_topic(
-            one.key, partial(topic_lifecycle.moved_away, now_ms=wall_clock_ms(), by=by)
+            one.key, partial(topic_lifecycle.moved_away, now_ms=source.clock(), by=by)
         )
         for one in topics
     ]
     claimed += [
         await source.manifests.change_topic(
             one.key,
-            partial(topic_lifecycle.purge_resumed, now_ms=wall_clock_ms(), by=by, also_from=COPY_WRITER),
+            partial(topic_lifecycle.purge_resumed, now_ms=source.clock(), by=by, also_from=COPY_WRITER),
         )
         for one in half_purged
     ]
@@ -221,7 +220,7 @@ async def _purge(
             pass
     for one in claimed:
         await source.manifests.change_topic(
-            one.key, partial(topic_lifecycle.finished, now_ms=wall_clock_ms(), by=by)
+            one.key, partial(topic_lifecycle.finished, now_ms=source.clock(), by=by)
         )
     return len(claimed)
 

@@ -19,7 +19,6 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
 from tieringd.errors import ConfigError, ObjectNotFound
@@ -134,7 +133,6 @@ async def _opened(config: Config) -> AsyncIterator[tuple[Archive, ScrubParts]]:
                 config,
                 archive,
                 writer_id=writer_id,
-                now_ms=wall_clock_ms,
                 local_log=logs,
                 on_segment=_show_segments,
             ),
@@ -145,7 +143,9 @@ async def _scrub(config: Config, topic: str | None, *, deep: bool, fix: bool) ->
     async with _opened(config) as (archive, parts):
         whole = WholeScrub(parts, archive.store, archive.manifests, topic=topic, on_progress=_show)
         report = await whole.run(
-            deep=deep, fix=fix, expire_before_ms=wall_clock_ms() - config.archive_quarantine_ms
+            deep=deep,
+            fix=fix,
+            expire_before_ms=lambda: archive.clock.ages_ms() - config.archive_quarantine_ms,
         )
         if topic is not None and not (report.partitions or report.orphans or report.findings):
             raise ObjectNotFound(

@@ -12,13 +12,13 @@ from tieringd.archive.archive_reader import ArchiveReader
 from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
-from tieringd.clock import wall_clock_ms
 from tieringd.daemon.beside import layout_of
 from tieringd.policies.upload_control import UploadPace
 from tieringd.services.history import History
 from tieringd.services.remote_log import RemoteLog
 from tieringd.services.upload_gate import UploadGate
 from tieringd.services.verifier import Verifier
+from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.opening import StoreCheck, max_connections, opened_store
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Archive:
     """The parts that need only the bucket."""
 
     store: ResilientStore
+    clock: ArchiveClock
     check_store: Callable[[], Awaitable[None]]
     manifests: ManifestStore
     remote_log: RemoteLog
@@ -61,14 +62,16 @@ def _full_pace(config: Config) -> UploadPace:
 @asynccontextmanager
 async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "0") -> AsyncIterator[Archive]:
     """Open the bucket for the time of the context; *writer_id* matters only to those who write."""
+    clock = ArchiveClock(metrics=metrics)
     async with opened_store(config, metrics) as store:
+        clock.listen_to(store.backend)
         yield archive_on(
             store,
             check_store=StoreCheck(config, store),
             gate=UploadGate(_full_pace(config), timers=asyncio.get_running_loop()),
             layout=layout_of(config),
             writer_id=writer_id,
-            now_ms=wall_clock_ms,
+            clock=clock,
         )
 
 
@@ -79,14 +82,15 @@ def archive_on(
     gate: UploadGate,
     layout: Layout,
     writer_id: str,
-    now_ms: Callable[[], int],
+    clock: ArchiveClock,
 ) -> Archive:
     """Return the parts on an open store."""
-    manifests = ManifestStore(store, writer_id=writer_id, now_ms=now_ms)
-    remote_log = RemoteLog(store, manifests, writer_id=writer_id, now_ms=now_ms, gate=gate, layout=layout)
+    manifests = ManifestStore(store, writer_id=writer_id, now_ms=clock)
+    remote_log = RemoteLog(store, manifests, writer_id=writer_id, now_ms=clock, gate=gate, layout=layout)
     reader = ArchiveReader(store)
     return Archive(
         store=store,
+        clock=clock,
         check_store=check_store,
         manifests=manifests,
         remote_log=remote_log,
@@ -96,5 +100,5 @@ def archive_on(
         reader=reader,
         records=RecordReader(remote_log, reader, manifests.spillovers),
         verifier=Verifier(store, manifests.spillovers),
-        history=History(store, manifests, now_ms=now_ms),
+        history=History(store, manifests, now_ms=clock),
     )

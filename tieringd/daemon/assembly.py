@@ -78,7 +78,7 @@ class ArchiverFactory:
             manifests=self._archive.manifests,
             metrics=self._metrics,
             limits=self.limits,
-            now_ms=wall_clock_ms,
+            clock=self._archive.clock,
             layout=self._archive.layout,
             known=self._follower.take(leadership.partition),
         )
@@ -123,7 +123,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
                 archive.store,
                 broker,
                 reconciler=reconciler,
-                now_ms=wall_clock_ms,
+                clock=archive.clock,
                 tell_cache=cache.keeper.set_space if cache else lambda _: None,
             )
             housekeeping = housekeeping_of(
@@ -133,7 +133,6 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
                 broker,
                 reconciler=reconciler,
                 writer_id=writer_id,
-                now_ms=wall_clock_ms,
             )
             async with gateway_of(
                 config,

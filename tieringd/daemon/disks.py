@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tieringd.config import Config
     from tieringd.metrics import Metrics
     from tieringd.services.reconciler import Reconciler
+    from tieringd.storage.archive_clock import ArchiveClock
     from tieringd.storage.base import ObjectStore
 
 
@@ -64,7 +65,7 @@ def disk_parts(
     broker: Broker,
     *,
     reconciler: Reconciler,
-    now_ms: Callable[[], int],
+    clock: ArchiveClock,
     tell_cache: Callable[[int | None], None] = lambda _: None,
 ) -> DiskParts:
     """Build them; nothing runs yet. *tell_cache* hears how many bytes the chunk cache may hold."""
@@ -78,12 +79,14 @@ def disk_parts(
     )
     degraded = ballast = None
     if config.broker.kind == "kafka":
-        degraded = _degraded(config, metrics, store, broker, monitor=monitor, now_ms=now_ms)
+        degraded = _degraded(config, metrics, store, broker, monitor=monitor, now_ms=clock.wall_ms)
         monitor.listen(degraded.hint)
     if config.tune_ballast_file:
         ballast = ballast_of(config, metrics)
         monitor.listen(ballast.hint)
-    space = SpaceManager(config, reconciler=reconciler, metrics=metrics, now_ms=now_ms, tell_cache=tell_cache)
+    space = SpaceManager(
+        config, reconciler=reconciler, metrics=metrics, ages_ms=clock.ages_ms, tell_cache=tell_cache
+    )
     return DiskParts(monitor, degraded, ballast, space)
 
 

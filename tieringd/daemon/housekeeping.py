@@ -57,11 +57,10 @@ def housekeeping_of(
     *,
     reconciler: Reconciler,
     writer_id: str,
-    now_ms: Callable[[], int],
 ) -> HousekeepingParts:
     """Return the service with its jobs; nothing runs yet, but the store's traffic is watched from now on."""
-    limits, clock = config.housekeeping_limits, asyncio.get_running_loop().time
-    traffic = TrafficWatch(window_seconds=limits.window_seconds, now=clock)
+    limits, loop_time = config.housekeeping_limits, asyncio.get_running_loop().time
+    traffic = TrafficWatch(window_seconds=limits.window_seconds, now=loop_time)
     archive.store.listen(traffic.note)
     scrub = scrub_job(
         config,
@@ -69,17 +68,23 @@ def housekeeping_of(
         archive,
         reconciler=reconciler,
         writer_id=writer_id,
-        now_ms=now_ms,
         offer=_offer_to(reconciler),
     )
-    purge = topic_purge_job(config, metrics, archive, broker, writer_id=writer_id, now_ms=now_ms)
+    purge = topic_purge_job(config, metrics, archive, broker, writer_id=writer_id)
     jobs: list[HousekeepingJob] = [
-        merge_job(config, metrics, archive.store, reconciler=reconciler, writer_id=writer_id, now_ms=now_ms),
-        reupload_job(metrics, archive.remote_log, reconciler=reconciler, now_ms=now_ms),
+        merge_job(
+            config,
+            metrics,
+            archive.store,
+            reconciler=reconciler,
+            writer_id=writer_id,
+            now_ms=archive.clock,
+        ),
+        reupload_job(metrics, archive.remote_log, reconciler=reconciler, now_ms=archive.clock),
         scrub,
         purge,
     ]
-    service = Housekeeping(jobs, traffic=traffic, limits=limits, metrics=metrics.housekeeping, now=clock)
+    service = Housekeeping(jobs, traffic=traffic, limits=limits, metrics=metrics.housekeeping, now=loop_time)
     return HousekeepingParts(service, scrub, purge)
 
 

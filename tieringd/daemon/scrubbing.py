@@ -37,7 +37,6 @@ def scrub_parts(
     archive: Archive,
     *,
     writer_id: str,
-    now_ms: Callable[[], int],
     local_log: Callable[[TopicIdPartition], LocalLog | None],
     offer: Callable[[TopicIdPartition, ManifestChange], Awaitable[None]] | None = None,
     on_segment: Callable[[ScrubStretch], None] = lambda _: None,
@@ -47,10 +46,14 @@ def scrub_parts(
     work_directory = config.state_directory
     if not work_directory.is_dir():
         work_directory = Path(tempfile.gettempdir())
-    quarantine = ObjectQuarantine(store, work_directory=work_directory, writer_id=writer_id, now_ms=now_ms)
+    quarantine = ObjectQuarantine(
+        store, work_directory=work_directory, writer_id=writer_id, now_ms=archive.clock
+    )
     return ScrubParts(
         partitions=PartitionScrubber(store, manifests, on_segment=on_segment),
-        search=OrphanSearch(store, manifests, grace_ms=config.archive_orphan_grace_ms, now_ms=now_ms),
+        search=OrphanSearch(
+            store, manifests, grace_ms=config.archive_orphan_grace_ms, ages_ms=archive.clock.ages_ms
+        ),
         quarantine=quarantine,
         expiry=QuarantineExpiry(quarantine, Owners(store, manifests)),
         healer=Healer(
@@ -61,7 +64,7 @@ def scrub_parts(
             layout=archive.layout,
             local_log=local_log,
             work_directory=work_directory,
-            now_ms=now_ms,
+            now_ms=archive.clock,
             offer=offer,
         ),
     )
@@ -74,7 +77,6 @@ def scrub_job(
     *,
     reconciler: Reconciler,
     writer_id: str,
-    now_ms: Callable[[], int],
     offer: Callable[[TopicIdPartition, ManifestChange], Awaitable[None]] | None = None,
 ) -> ScrubJob:
     """
@@ -91,13 +93,13 @@ def scrub_job(
         seen = led().get(partition)
         return seen.uploadable if seen else None
 
-    parts = scrub_parts(config, archive, writer_id=writer_id, now_ms=now_ms, local_log=local_log, offer=offer)
+    parts = scrub_parts(config, archive, writer_id=writer_id, local_log=local_log, offer=offer)
     return ScrubJob(
         parts,
         led=led,
         pace=config.scrub_pace,
         metrics=metrics,
-        now_ms=now_ms,
+        clock=archive.clock,
         jitter=random.random,
     )
 

@@ -9,8 +9,6 @@ from tieringd.services.topic_purger import TopicPurger
 from tieringd.services.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tieringd.broker.base import Broker
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
@@ -24,7 +22,6 @@ def topic_purge_job(
     broker: Broker,
     *,
     writer_id: str,
-    now_ms: Callable[[], int],
 ) -> TopicPurge:
     """Return the job; it has a topic registry of its own, as one task at a time changes one."""
     return TopicPurge(
@@ -35,6 +32,6 @@ def topic_purge_job(
         owner=writer_id,
         grace_ms=config.cloud_storage_topic_purge_grace_period_ms,
         is_to_stay=config.keeps_deleted,
-        now_ms=now_ms,
+        clock=archive.clock,
         metrics=metrics.purge,
     )

@@ -64,6 +64,22 @@ class DiskGauges:
             gauge.remove_by_labels(dict.fromkeys(_DISK, directory))
 
 
+class ClockGauges:
+    """This host's clock, compared with the object store's."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.error_seconds = Gauge(
+            "tieringd_host_clock_error_seconds",
+            "How far this host's clock is ahead of the object store's; negative when it is behind",
+            registry=registry,
+        )
+        self.is_doubted = Gauge(
+            "tieringd_host_clock_doubted",
+            "1 while the time is not certain, so that nothing is deleted by age",
+            registry=registry,
+        )
+
+
 class StrayPins:
     """Pins that are kept and never uploaded, as they may be of another log."""
 
@@ -209,7 +225,7 @@ class Metrics:
             "pinned_bytes", "Bytes that only our pins hold: the broker has deleted them, undurable"
         )
         self.pinned_segments = gauge("pinned_segments", "Segments that only our pins hold")
-        self.stray = StrayPins(self.registry)
+        self.stray, self.clock = StrayPins(self.registry), ClockGauges(self.registry)
         self.quarantined_partitions = gauge(
             "quarantined_partitions", "Partitions held back because their local data is corrupt"
         )

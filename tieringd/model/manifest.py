@@ -374,6 +374,18 @@ class PartitionManifest:
             spillover=self.spillover if offset < self.live_offset else None,
         )
 
+    def with_segments(self, segments: SegmentTable) -> PartitionManifest:
+        """
+        Return a manifest with corrected rows for its live segments.
+
+        Raises:
+            ValueError: The rows are of other offsets.
+        """
+        for name in ("base_offset", "last_offset", "leader_epoch"):
+            if list(segments.column(name)) != list(self.segments.column(name)):
+                raise ValueError(f"the rows of {self.partition} would be of other segments: {name} differs")
+        return replace(self, segments=segments)
+
     def with_hint(self, offset: int | None, *, trims_to: int = 0) -> PartitionManifest:
         """
         Return a manifest with another local retention hint, and a record of the trim that follows from it.

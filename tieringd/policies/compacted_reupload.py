@@ -29,8 +29,8 @@ from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
-from tieringd.policies.local_retention import retention_time_ms
 from tieringd.policies.record_removal import may_drop_tombstones
+from tieringd.policies.retention_time import retention_time_ms
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -19,7 +19,8 @@ from tieringd.policies.compacted_reupload import plan_reuploads
 from tieringd.policies.durability import why_not_durable
 from tieringd.policies.explanation_terms import Explanation, Place, SegmentExplanation, State, TopicFacts
 from tieringd.policies.limit_wording import Kept, kept_in_total, kept_locally, span
-from tieringd.policies.local_retention import plan_trim, retention_time_ms
+from tieringd.policies.local_retention import plan_trim
+from tieringd.policies.retention_time import retention_time_ms
 from tieringd.policies.total_retention import plan_total_retention, total_bytes
 from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
 from tieringd.policies.upload import UploadLimits, plan_uploads, upload_due_ms

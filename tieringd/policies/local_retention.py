@@ -17,8 +17,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.durability import is_comparable, why_not_durable
+from tieringd.policies.retention_time import retention_time_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,19 +127,6 @@ def trim_due_ms(
             return math.inf if target.target_ms is None else _newest_ms(pieces) + target.target_ms
         remaining_bytes -= segment.size_bytes
     return math.inf
-
-
-def retention_time_ms(segment: RemoteSegment) -> int:
-    """
-    Return the time from which a segment's age counts.
-
-    It is when the broker took the newest record, where it notes that, and else the newest record's
-    own timestamp. It is never later than the upload: one record dated in the future must not keep its
-    segment, and all that follow, for ever. Records without a timestamp count from the upload.
-    """
-    noted = (segment.broker_timestamp_ms, segment.max_timestamp_ms)
-    newest_ms = next((time_ms for time_ms in noted if time_ms != NO_TIMESTAMP), segment.uploaded_at_ms)
-    return min(newest_ms, segment.uploaded_at_ms)
 
 
 def _why_within_target(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
-from tieringd.policies.local_retention import retention_time_ms
+from tieringd.policies.retention_time import retention_time_ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

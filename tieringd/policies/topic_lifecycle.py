@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from tieringd.errors import ConfigError
 from tieringd.model.partition import NO_TOPIC_ID
 from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
+from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS, is_impossible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -222,7 +223,8 @@ def plan_purge(manifest: TopicManifest, *, now_ms: int, by: str, grace_ms: int) 
     if waits_because:
         return PurgePlan(PurgeStep.NOTHING, waits_because)
     lease = manifest.deletion.lease if manifest.deletion else None
-    if lease is None or now_ms >= lease.until_ms:
+    # No daemon takes a lease for longer: a wrong clock noted one that ends later.
+    if lease is None or not now_ms < lease.until_ms <= now_ms + LEASE_MS + CLOCK_ERROR_MAX_MS:
         return PurgePlan(PurgeStep.CLAIM, "nobody has the lease")
     if lease.owner == by:
         return PurgePlan(PurgeStep.WORK, "we hold the lease")
@@ -244,6 +246,23 @@ def _waits_because(manifest: TopicManifest, *, now_ms: int, grace_ms: int) -> st
         if now_ms < (deletion.purged_at_ms or 0) + LATE_LOOK_MS:
             return "it is purged; what comes late is searched for later"
     return ""
+
+
+def is_misdated(manifest: TopicManifest, *, now_ms: int) -> bool:
+    """Say whether a wrong clock noted when the topic was deleted: the grace cannot be told from that."""
+    deletion = manifest.deletion
+    return (
+        manifest.lifecycle is Lifecycle.DELETED
+        and deletion is not None
+        and is_impossible(deletion.noted_at_ms, now_ms=now_ms)
+    )
+
+
+def redated(manifest: TopicManifest, *, now_ms: int) -> TopicManifest:
+    """Return the manifest with the grace beginning now, where `is_misdated`; else as it is."""
+    if not is_misdated(manifest, now_ms=now_ms) or manifest.deletion is None:
+        return manifest
+    return replace(manifest, deletion=replace(manifest.deletion, noted_at_ms=now_ms))
 
 
 def claimed(manifest: TopicManifest, *, now_ms: int, by: str, grace_ms: int) -> TopicManifest:

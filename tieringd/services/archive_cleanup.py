@@ -19,7 +19,7 @@ from tieringd.archive.retired_objects import delete_segments
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import manifest_key, rewriting_prefix
 from tieringd.model.spilling import spillover_expired
-from tieringd.policies.local_retention import retention_time_ms
+from tieringd.policies.retention_time import retention_time_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

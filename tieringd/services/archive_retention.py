@@ -24,9 +24,11 @@ import structlog
 
 from tieringd.archive.retired_objects import unnamed
 from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.model.redating import with_upload_times
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_deleted, spillover_expired
 from tieringd.policies.record_removal import LogLook, plan_release
+from tieringd.policies.retention_time import NOTHING_IS_OLD_MS
 from tieringd.policies.total_retention import FirstLook, expiry_due_ms, plan_total_retention
 from tieringd.policies.user_deletion import users_start
 
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from tieringd.services.claim import Claim
     from tieringd.services.observation import Observation
     from tieringd.services.remote_log import RemoteLog
+    from tieringd.services.upload_times import UploadTimes
+    from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)
 
@@ -80,15 +84,17 @@ class ArchiveRetention:
         claim: Claim,
         remote_log: RemoteLog,
         spillovers: SpilloverManifests,
+        upload_times: UploadTimes,
         metrics: Metrics,
-        now_ms: Callable[[], int],
+        clock: ArchiveClock,
     ) -> None:
         self._spillovers = spillovers
         self._partition = partition
         self._claim = claim
         self._remote_log = remote_log
         self._metrics = metrics
-        self._now_ms = now_ms
+        self._upload_times = upload_times
+        self._clock = clock
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._last: _Look | None = None
         self._first: FirstLook | None = None
@@ -109,7 +115,7 @@ class ArchiveRetention:
         try:
             return await self._step(stored, seen)
         except (ObjectNotFound, CorruptDataError) as error:
-            self._last = _Look(seen, self._now_ms())
+            self._last = _Look(seen, self._clock())
             self._log.error(
                 "nothing is deleted: the archive's older segments cannot be told", error=str(error)
             )
@@ -177,12 +183,16 @@ class ArchiveRetention:
             return False
         if self._last is None:
             return True
-        passed_ms = self._now_ms() - self._last.at_ms
+        passed_ms = self._clock() - self._last.at_ms
         return not 0 <= passed_ms < seen.topic.retention_pace.interval_ms
 
     async def _look(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """Let go of what this look and an earlier one find; return how many segments that were."""
-        now_ms, manifest, first = self._now_ms(), stored.existing, self._first
+        now_ms, first = self._clock(), self._first
+        # One reading for the whole look: what was not looked up does not become old on the way.
+        ages_ms = self._clock.ages_ms(stored.existing.committed_at_ms)
+        stored, oldest = await self._with_upload_times(stored, seen, ages_ms=ages_ms)
+        manifest = stored.existing
         log_start_offset = seen.bounds.log_start_offset
         deleted_before = users_start(seen.log, manifest, log_start_offset=log_start_offset)
         plan = partial(
@@ -191,9 +201,8 @@ class ArchiveRetention:
             seen.log,
             seen.topic.total,
             log_start_offset=log_start_offset,
-            now_ms=now_ms,
+            now_ms=ages_ms,
         )
-        oldest = await self._oldest_spilled(manifest, partial(plan, deleted_before=deleted_before))
         found = plan(oldest=oldest, deleted_before=deleted_before)
         agreed = plan(
             up_to=first.start_offset if first else manifest.start_offset,
@@ -217,6 +226,36 @@ class ArchiveRetention:
         is_more = found.first_offset > agreed.first_offset
         self._first = FirstLook(found.start_offset, now_ms, deleted_before) if is_more else None
         return stored, agreed.segments
+
+    async def _with_upload_times(
+        self, stored: StoredManifest, seen: Observation, *, ages_ms: int
+    ) -> tuple[StoredManifest, SegmentTable | None]:
+        """
+        Return the manifest and the oldest spilled segments, with proven upload times for all that would go.
+
+        So the first one that stays: an impossible upload time must not keep it for ever. Live segments are
+        corrected in the manifest, and spilled ones for this look only.
+        """
+        manifest = stored.existing
+        log_start_offset = seen.bounds.log_start_offset
+        plan = partial(
+            plan_total_retention,
+            manifest,
+            seen.log,
+            seen.topic.total,
+            log_start_offset=log_start_offset,
+            now_ms=ages_ms,
+            deleted_before=users_start(seen.log, manifest, log_start_offset=log_start_offset),
+        )
+        oldest = await self._oldest_spilled(manifest, plan)
+        if seen.topic.total.limit_ms is None or ages_ms == NOTHING_IS_OLD_MS:
+            return stored, oldest
+        table = manifest.segments if oldest is None else oldest
+        going = table.head(min(len(table), plan(oldest=oldest).segments + 1))
+        if oldest is None:
+            return await self._upload_times.proven(stored, going, now_ms=ages_ms), None
+        wrong = await self._upload_times.corrections(manifest, going, now_ms=ages_ms)
+        return stored, with_upload_times(oldest, wrong)
 
     async def _oldest_spilled(
         self, manifest: PartitionManifest, plan: Callable[..., TotalRetentionPlan]
@@ -243,7 +282,7 @@ class ArchiveRetention:
     async def _delete_spilled(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
         """Delete what expired long enough ago of the spilled segments; return how many were looked at."""
         manifest, spillover = stored.existing, stored.existing.spillover
-        limit_ms = self._now_ms() - delay_ms
+        limit_ms = self._clock.ages_ms(manifest.committed_at_ms) - delay_ms
         marks = list(
             takewhile(lambda one: one.retired_at_ms <= limit_ms, spillover.retired if spillover else ())
         )
@@ -277,11 +316,12 @@ class ArchiveRetention:
 
     async def _delete_retired(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
         """Delete the objects of what left the manifest long enough ago; return how many segments that is."""
-        manifest, now_ms = stored.existing, self._now_ms()
+        manifest = stored.existing
+        ages_ms = self._clock.ages_ms(manifest.committed_at_ms)
         # In their order, which is not that of time where a clock was set back: the first ones are forgotten.
         due = [
             one.segments
-            for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= now_ms, _free(manifest))
+            for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= ages_ms, _free(manifest))
         ]
         # A leader that does not know yet that it was deposed leaves this to its successor. Should it be
         # stopped right here, nothing is lost either: a name holds the epoch and the process that uploaded it,

@@ -33,6 +33,7 @@ from tieringd.services.spiller import Spiller
 from tieringd.services.step_result import StepResult
 from tieringd.services.trimmer import Trimmer
 from tieringd.services.upload_line import Urgency
+from tieringd.services.upload_times import UploadTimes
 from tieringd.services.uploader import Uploader, UploadOutcome
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tieringd.services.observation import Observation
     from tieringd.services.remote_log import RemoteLog
     from tieringd.services.segment_copier import CopiedSegment
+    from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +75,7 @@ class Archiver:
         manifests: ManifestStore,
         metrics: Metrics,
         limits: UploadLimits,
-        now_ms: Callable[[], int],
+        clock: ArchiveClock,
         layout: Layout,
         known: StoredManifest | None = None,
     ) -> None:
@@ -83,7 +85,7 @@ class Archiver:
         self._partition = leadership.partition
         self._metrics = metrics
         self._limits = limits
-        self._now_ms = now_ms
+        self._clock = clock
         self._log = log.bind(
             topic=leadership.partition.topic,
             partition=leadership.partition.partition,
@@ -92,24 +94,30 @@ class Archiver:
         self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
         self._changes = ChangeQueue(self._claim)
         self._lineage = LineageKeeper(
-            leadership, self._claim, layout=layout, spillovers=manifests.spillovers, now_ms=now_ms
+            leadership, self._claim, layout=layout, spillovers=manifests.spillovers, now_ms=clock
         )
         self._uploader = Uploader(leadership, remote_log)
         self._quarantine = Quarantine(leadership.partition, metrics=metrics)
         self._gauges = PartitionGauges(leadership.partition, metrics=metrics)
-        self._gaps = GapRecorder(leadership.partition, claim=self._claim, now_ms=now_ms)
+        self._gaps = GapRecorder(leadership.partition, claim=self._claim, now_ms=clock)
         self._has_reported = False
         self._rests_on: Observation | None = None
         """What the last step saw, when that left nothing to do."""
         self._rests_until_ms = 0.0
-        self._hint = HintPublisher(leadership.partition, claim=self._claim, now_ms=now_ms)
+        self._upload_times = UploadTimes(
+            leadership.partition, claim=self._claim, remote_log=remote_log, clock=clock
+        )
+        self._hint = HintPublisher(
+            leadership.partition, claim=self._claim, ages_ms=self._upload_times.ages_ms
+        )
         self._retention = ArchiveRetention(
             leadership.partition,
             claim=self._claim,
             remote_log=remote_log,
             spillovers=manifests.spillovers,
+            upload_times=self._upload_times,
             metrics=metrics,
-            now_ms=now_ms,
+            clock=clock,
         )
         self._spiller = Spiller(leadership.partition, claim=self._claim, spillovers=manifests.spillovers)
         self.on_offer: Callable[[], None] = lambda: None
@@ -121,7 +129,7 @@ class Archiver:
             broker=broker,
             remote_log=remote_log,
             metrics=metrics,
-            now_ms=now_ms,
+            now_ms=clock,
             is_current=self._claim.is_current,
             record=self._claim.record_trim,
         )
@@ -173,7 +181,7 @@ class Archiver:
 
     def is_at_rest(self, seen: Observation) -> bool:
         """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
-        return seen is self._rests_on and self._now_ms() < self._rests_until_ms and not self._changes
+        return seen is self._rests_on and self._clock() < self._rests_until_ms and not self._changes
 
     async def step(self, seen: Observation) -> StepResult:
         """
@@ -202,7 +210,7 @@ class Archiver:
             next_offset=last.next_offset if last else None,
             limits=self._limits,
         ).pending_bytes
-        await self._claim.look_for_edits(seen.topic.retention_pace, now_ms=self._now_ms())
+        await self._claim.look_for_edits(seen.topic.retention_pace, now_ms=self._clock())
         stored = await self._claim.current(
             lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
         )
@@ -214,6 +222,7 @@ class Archiver:
                 pending_segments=left.pending_segments, waits_because=waits_because, waits_for_lineage=True
             )
         stored = await self._spiller.take_back(stored, seen)
+        stored = await self._upload_times.keep(stored, seen)
         plan = self._plan(stored.existing, seen)
         self._quarantine.lift(seen.uploadable)
         slices = self._quarantine.passes(plan.slices)
@@ -277,15 +286,17 @@ class Archiver:
         """Return from when on what is stable is uploaded although its segment is not closed."""
         if not self._limits.cuts_segments:
             return math.inf
+        # The broker beside us deletes by this host's clock, right or wrong.
+        behind_ms = self._clock() - self._clock.wall_ms()
         return min(
             upload_due_ms(manifest, interval_ms=self._limits.max_interval_ms),
-            rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms),
+            rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms) + behind_ms,
         )
 
     def _begin(self, seen: Observation) -> PartitionManifest:
         first_offset = seen.uploadable.first_offset
         start_offset = seen.bounds.log_start_offset if first_offset is None else first_offset
-        return PartitionManifest.begin(self._partition, start_offset=start_offset, now_ms=self._now_ms())
+        return PartitionManifest.begin(self._partition, start_offset=start_offset, now_ms=self._clock())
 
     def _report_coverage(self, manifest: PartitionManifest, seen: Observation) -> None:
         """Say once how archive and local log lie to each other, as after a pause or a change of leader."""
@@ -308,7 +319,7 @@ class Archiver:
             seen.bounds,
             next_offset=manifest.next_offset,
             limits=self._limits,
-            is_overdue=self._now_ms() >= self._open_upload_due_ms(manifest, seen),
+            is_overdue=self._clock() >= self._open_upload_due_ms(manifest, seen),
         )
 
     async def _upload(
@@ -393,7 +404,7 @@ class Archiver:
             log_end_offset=seen.bounds.log_end_offset,
             retention_ms=seen.topic.broker_retention_ms,
             retention_bytes=seen.topic.broker_retention_bytes,
-            now_ms=self._now_ms(),
+            now_ms=self._clock.wall_ms(),
         )
 
     def _publish(self, manifest: PartitionManifest, seen: Observation) -> UploadPlan:
@@ -405,6 +416,6 @@ class Archiver:
             seen,
             plan,
             seconds_to_loss=self._seconds_to_loss(manifest, seen),
-            now_ms=self._now_ms(),
+            now_ms=self._clock.wall_ms(),
         )
         return plan

@@ -36,9 +36,12 @@ _SEGMENT_BYTES = 1 << 30
 class HintPublisher:
     """Keep the stored hint as local retention has it. Owned by the partition's archiver."""
 
-    def __init__(self, partition: TopicIdPartition, *, claim: Claim, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, partition: TopicIdPartition, *, claim: Claim, ages_ms: Callable[[PartitionManifest], int]
+    ) -> None:
+        """Take the parts; *ages_ms* returns the time that ages count to."""
         self._claim = claim
-        self._now_ms = now_ms
+        self._ages_ms = ages_ms
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._memory: HintMemory | None = None
 
@@ -95,6 +98,6 @@ class HintPublisher:
             stored=manifest.allowed_local_start_offset,
             segment_bytes=seen.topic.segment_bytes or _SEGMENT_BYTES,
             log_start_offset=seen.bounds.log_start_offset,
-            now_ms=self._now_ms(),
+            now_ms=self._ages_ms(manifest),
             due_ms=self.due_ms(manifest, seen),
         )

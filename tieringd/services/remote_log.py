@@ -115,6 +115,20 @@ class RemoteLog:
         """
         return self._copier.cancel(partition)
 
+    async def stored_at_ms(self, partition: TopicIdPartition, segment: RemoteSegment) -> int | None:
+        """
+        Return when the store took a segment's data object, in ms since the epoch by the store's clock.
+
+        None where there is no such object. A listing of one key: a file store would read a whole object to
+        answer `head`.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
+        key = data_key(partition, segment)
+        page = await self._store.list_page(key, limit=1)
+        return next((info.modified_ms for info in page.objects if info.key == key), None)
+
     async def local_checksums(self, segment: LocalSegment, sizes: Sequence[int]) -> tuple[int, ...]:
         """
         Return the CRC32C of each of the consecutive parts of a local segment's file, as it is now.

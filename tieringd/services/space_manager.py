@@ -61,12 +61,14 @@ class SpaceManager:
         *,
         reconciler: Reconciler,
         metrics: Metrics,
-        now_ms: Callable[[], int],
+        ages_ms: Callable[[], int],
         measure: Callable[[Sequence[str]], Sequence[DirectoryUse]] = directory_uses,
         tell_cache: Callable[[int | None], None] = lambda _: None,
     ) -> None:
         """
-        Take the parts; *measure* looks at directories, in a thread.
+        Take the parts; *ages_ms* returns the time that ages count to.
+
+        *measure* looks at directories, in a thread.
 
         *tell_cache* hears in each round how many bytes the chunk cache may hold from now on, and None when
         nobody looks any more.
@@ -75,7 +77,7 @@ class SpaceManager:
         self._log_dirs = tuple(str(path) for path in config.broker.log_dirs)
         self._reconciler = reconciler
         self._metrics = metrics
-        self._now_ms = now_ms
+        self._ages_ms = ages_ms
         self._measure = measure
         self._tell_cache = tell_cache
         self._cursors: dict[int, TopicPartition] = {}
@@ -127,7 +129,7 @@ class SpaceManager:
             manifest_of=self._reconciler.last_manifest,
             obstacle_of=self._obstacle_of,
             cursor=self._cursors.get(space.filesystem),
-            now_ms=self._now_ms(),
+            now_ms=self._ages_ms(),
         )
 
     def _obstacle_of(self, leadership: Leadership) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tieringd.services.history import History
     from tieringd.services.topic_purger import TopicPurger
     from tieringd.services.topic_registry import TopicRegistry
+    from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)
 
@@ -59,7 +60,7 @@ class TopicPurge:
         owner: str,
         grace_ms: int,
         is_to_stay: Callable[[str], bool],
-        now_ms: Callable[[], int],
+        clock: ArchiveClock,
         metrics: PurgeMetrics,
     ) -> None:
         """Take the parts; *owner* is the daemon's writer id, and names it in leases."""
@@ -68,11 +69,12 @@ class TopicPurge:
         self._purger = purger
         self._history = history
         self._owner = owner
-        self._now_ms = now_ms
+        self._now_ms = clock
+        self._clock = clock
         self._metrics = metrics
         self._absent_since_ms: dict[TopicKey, int] = {}
         self._gone: frozenset[TopicKey] = frozenset()
-        self._said = ""
+        self._said = self._doubt = ""
         self._batch: tuple[TopicKey, ...] = ()
         self._work: AsyncGenerator[int] | None = None
         self.grace_ms = grace_ms
@@ -139,7 +141,14 @@ class TopicPurge:
 
     async def _begin(self) -> int:
         """Claim what is due, and begin to purge it; return the requests."""
-        now_ms, used = self._now_ms(), 0
+        used = await self._redate()
+        doubt = self._clock.judgement().doubt
+        if doubt != self._doubt and doubt:
+            log.error("no archive of a deleted topic is purged: the time is not certain", reason=doubt)
+        self._doubt = doubt
+        if doubt:
+            return used
+        now_ms = self._now_ms()
         due = [
             one.key
             for one in self._registry.manifests
@@ -159,6 +168,19 @@ class TopicPurge:
             self._batch = tuple(one.key for one in batch)
             self._work = self._purger.purge(batch, count=self._count)
         return used + requests
+
+    async def _redate(self) -> int:
+        """Let a grace begin anew whose beginning was noted under a wrong clock; return the requests."""
+        used, now_ms = 0, self._now_ms()
+        for one in self._registry.manifests:
+            if topic_lifecycle.is_misdated(one, now_ms=now_ms) and not self._clock.judgement().doubt:
+                log.warning(
+                    "a topic's deletion was noted under a wrong clock; its grace begins now",
+                    topic=one.key.topic,
+                    topic_id=one.key.topic_id,
+                )
+                used += await self._change(one.key, partial(topic_lifecycle.redated, now_ms=now_ms))
+        return used
 
     async def _without_history(self, batch: Sequence[TopicManifest]) -> tuple[list[TopicManifest], int]:
         """Keep those that a restored topic goes on from; return the others, and the requests."""

@@ -21,9 +21,9 @@ from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
 from tieringd.archive.segment_indexes import SegmentIndexes
-from tieringd.clock import wall_clock_ms
 from tieringd.metrics import Metrics
 from tieringd.model.segment import JOB_PREFIX
+from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.opening import opened_store
 
 if TYPE_CHECKING:
@@ -59,10 +59,12 @@ class Bucket:
             self.store: ResilientStore = self.run(
                 self._opened.enter_async_context(opened_store(config, Metrics()))
             )
+            self.clock = ArchiveClock()
+            self.clock.listen_to(self.store.backend)
         except BaseException:
             self._stop()
             raise
-        self.manifests = ManifestStore(self.store, writer_id=writer_id, now_ms=wall_clock_ms)
+        self.manifests = ManifestStore(self.store, writer_id=writer_id, now_ms=self.clock)
         self.spillovers = self.manifests.spillovers
         self.catalog = Catalog(self.store, self.manifests)
         self.indexes = SegmentIndexes(self.store)

@@ -1,7 +1,8 @@
 """
 The object store seam: what every backend does, and how each call may fail.
 
-Seven operations that every store has, and one that some have: `JoiningStore`. Keys are relative to
+Seven operations that every store has, and two abilities that a store may add: `JoiningStore` and
+`TimedStore`. Keys are relative to
 the configured bucket and prefix. Versions are opaque strings: an ETag, a generation, a content hash.
 Every backend passes `tests/contract/object_store_contract.py`; that suite is the definition of this page.
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,4 +184,25 @@ class JoiningStore(Protocol):
             PreconditionFailed: *condition* did not hold; the object is as it was.
             ChecksumRejected: A source, or the whole, has another size or checksum; nothing was stored.
             StorageUnavailable: With `outcome_unknown` set when the object may be stored.
+        """
+
+
+@runtime_checkable
+class TimedStore(Protocol):
+    """
+    A store that tells the time of its own clock with the answers that it gives anyway.
+
+    A store without this works as well: then only this host's clock and the manifests tell the time
+    (`policies.retention_time`).
+    """
+
+    has_own_clock: bool
+    """Whether its clock is another machine's. The clock of a directory may be this host's own."""
+
+    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+        """
+        Call *listener* on the loop's thread each time that an answer tells the time.
+
+        It gets milliseconds since the epoch, by the store's clock, as of some moment between the request
+        and the call. No request is sent for it.
         """

@@ -43,6 +43,7 @@ from tieringd.storage.file_bytes import copied, crc32c_of_file
 from tieringd.storage.file_root import FileRoot, make_work_directory, sync_directory
 from tieringd.storage.file_systems import filesystem_type
 from tieringd.storage.file_tree import WORK_DIRECTORY, name_of, walk
+from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ _THREADS = 8
 _LOCK_FILES = 64  # Few enough to stay a handful of inodes, enough that partitions rarely meet.
 _LOCK_POLL_SECONDS = 0.005
 _PLACE_ATTEMPTS = 100  # Each is lost only to a delete that empties the directory in that instant.
+_SAME_CLOCK_NS = 1_000_000_000  # A file's time lags behind the clock by a tick of the kernel.
 # Filesystems keep times in nanoseconds, microseconds, seconds or pairs of seconds.
 _TIME_STEPS_NS = (1, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000)
 
@@ -74,8 +76,11 @@ class FileStore:
     written to a network file system.
 
     `head` reads the object: a filesystem keeps no checksum, and one that is computed anew also
-    says whether the bytes are still readable.
+    says whether the bytes are still readable. The time that it tells is the filesystem's, by the file that a
+    put has just written: of a local disk that is this host's clock again.
     """
+
+    has_own_clock = False
 
     def __init__(
         self,
@@ -93,6 +98,11 @@ class FileStore:
         self._base = name_of(prefix) if prefix else ""
         self._executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="tieringd-file-store")
         self._is_swept = False
+        self._times = StoreTimes()
+
+    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+        """Let *listener* hear the filesystem's time with each object that is stored."""
+        self._times.listen(listener)
 
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
@@ -101,11 +111,13 @@ class FileStore:
         target = self._target(key, crc32c, condition)
         stop = threading.Event()
 
-        def put() -> ObjectInfo:
+        def put() -> tuple[ObjectInfo, int]:
             with self._opened("put", key, to_write=True) as root:
                 return self._put(root, target, [body], stop)
 
-        return await self._in_thread(put, on_cancel=stop.set)
+        info, written_ms = await self._in_thread(put, on_cancel=stop.set)
+        self._times.note(written_ms)
+        return info
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole."""
@@ -149,11 +161,13 @@ class FileStore:
         named = [(source, name_of(source.key, base=self._base)) for source in sources]
         stop = threading.Event()
 
-        def join() -> Joined:
+        def join() -> tuple[ObjectInfo, int]:
             with self._opened("join", key, to_write=True) as root:
                 return self._join(root, target, named, stop)
 
-        return await self._in_thread(join, on_cancel=stop.set)
+        info, written_ms = await self._in_thread(join, on_cancel=stop.set)
+        self._times.note(written_ms)
+        return Joined(info, is_proven=True, host_bytes=info.size_bytes)
 
     async def kept_after_delete(self, _key: str) -> tuple[str, ...]:
         """Return nothing: a deleted file is gone; snapshots of the filesystem cannot be seen from here."""
@@ -170,7 +184,10 @@ class FileStore:
         name = name_of(key, base=self._base)
         return _Target(key, name, self._root.path / name, crc32c, condition)
 
-    def _put(self, root: int, target: _Target, bodies: Sequence[Body], stop: threading.Event) -> ObjectInfo:
+    def _put(
+        self, root: int, target: _Target, bodies: Sequence[Body], stop: threading.Event
+    ) -> tuple[ObjectInfo, int]:
+        """Store an object; return what there is to say of it, and the filesystem's time in milliseconds."""
         with self._translated("put", target.key), self._new_file(root) as (fd, temporary):
             actual = copied(bodies, fd, stop)
             if actual != target.crc32c:
@@ -179,6 +196,7 @@ class FileStore:
                     key=target.key,
                 )
             os.fsync(fd)
+            written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
             with _locked(root, target.key, stop):
                 self._commit(root, target, fd, temporary)
             status = os.fstat(fd)
@@ -190,11 +208,11 @@ class FileStore:
             raise StorageUnavailable(
                 f"put {target.path}: its directory cannot be flushed: {error}", outcome_unknown=True
             ) from error
-        return _info(target.key, status, actual)
+        return _info(target.key, status, actual), written_ms
 
     def _join(
         self, root: int, target: _Target, named: Sequence[tuple[JoinSource, str]], stop: threading.Event
-    ) -> Joined:
+    ) -> tuple[ObjectInfo, int]:
         with ExitStack() as files:
             bodies: list[Body] = []
             for source, name in named:
@@ -207,8 +225,7 @@ class FileStore:
                         key=target.key,
                     )
                 bodies.append(FileSlice(fd, 0, source.size_bytes))
-            info = self._put(root, target, bodies, stop)
-        return Joined(info, is_proven=True, host_bytes=info.size_bytes)
+            return self._put(root, target, bodies, stop)
 
     def _commit(self, root: int, target: _Target, fd: int, temporary: str) -> None:
         """Check the condition and move the file into place; the caller holds the key's lock."""
@@ -221,7 +238,7 @@ class FileStore:
             isinstance(condition, IfVersion) and version != condition.version
         ):
             raise PreconditionFailed(f"put {target.path}: another writer came first", key=target.key)
-        _stamp(fd, previous)
+        _stamp(fd, os.fstat(fd).st_mtime_ns, previous)
         # A link refuses to replace, even what a writer without our locks has put there.
         move = os.link if isinstance(condition, IfAbsent) else os.replace
         for _ in range(_PLACE_ATTEMPTS):
@@ -367,11 +384,18 @@ class _Target:
     condition: Condition | None
 
 
-def _stamp(fd: int, previous: os.stat_result | None) -> None:
-    """Give the file a time that differs from its predecessor's as this filesystem keeps times."""
+def _stamp(fd: int, written_ns: int, previous: os.stat_result | None) -> None:
+    """
+    Give the file a time that differs from its predecessor's as this filesystem keeps times.
+
+    It is the filesystem's own time, at which the file was written. Where this host's clock agrees, that
+    counts instead: it is finer, so an object that is deleted and stored again has another version.
+    """
+    now_ns = time.time_ns()
+    moment_ns = now_ns if abs(now_ns - written_ns) < _SAME_CLOCK_NS else written_ns
     earliest = previous.st_mtime_ns if previous is not None else 0
     for step in _TIME_STEPS_NS:
-        moment = max(time.time_ns(), earliest + step)
+        moment = max(moment_ns, earliest + step)
         os.utime(fd, ns=(moment, moment))
         if os.fstat(fd).st_mtime_ns > earliest:
             return

@@ -22,6 +22,7 @@ from tieringd.clock import wall_clock_ms
 from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed
 from tieringd.storage.base import FileSlice, IfVersion, Joined, ListPage, ObjectInfo
 from tieringd.storage.slices import truncated
+from tieringd.storage.store_times import StoreTimes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -44,8 +45,13 @@ class MemoryStore:
     is queued for it. Between the wait and the end of the effect nothing else runs.
     """
 
-    def __init__(self, *, latency_seconds: float = 0.0) -> None:
+    has_own_clock = True
+
+    def __init__(self, *, latency_seconds: float = 0.0, now_ms: Callable[[], int] | None = None) -> None:
+        """Take *now_ms* for a clock. Without one it tells no time, and dates objects by the host's."""
         self.latency_seconds = latency_seconds
+        self.now_ms = now_ms
+        self._times = StoreTimes()
         self.requests: list[tuple[str, str]] = []
         """Every call so far: the operation and its key (a prefix, or "" for many keys)."""
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
@@ -82,7 +88,9 @@ class MemoryStore:
     def add(self, key: str, data: bytes) -> ObjectInfo:
         """Store an object at once, without waiting, failing or being counted: for set-up."""
         self._writes += 1
-        info = ObjectInfo(key, len(data), str(self._writes), crc32c_of(data), wall_clock_ms())
+        info = ObjectInfo(
+            key, len(data), str(self._writes), crc32c_of(data), (self.now_ms or wall_clock_ms)()
+        )
         self._objects[key] = (data, info)
         return info
 
@@ -132,6 +140,10 @@ class MemoryStore:
         """Return nothing: a deleted object is gone."""
         return ()
 
+    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+        """Let *listener* hear the time with each answer."""
+        self._times.listen(listener)
+
     async def close(self) -> None:
         """Do nothing: there is nothing to release."""
 
@@ -143,6 +155,8 @@ class MemoryStore:
         fault = queue.popleft() if queue else None
         # Even without latency every call gives way once, as a real store's does.
         await asyncio.sleep(self.latency_seconds)
+        if self.now_ms is not None:
+            self._times.note(self.now_ms())
         if fault is not None and not fault.is_after_effect:
             raise fault.error()
         yield

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
-from tests.fakes.archive import Clock, archive_in, reconciler_of
+from tests.fakes.archive import Clock, archive_clock, archive_in, reconciler_of
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.virtual_loop import virtually
@@ -47,7 +47,7 @@ class Host:
     def parts(self, config):
         reconciler = reconciler_of(config, archive_in(self.store), self.broker, metrics=self.metrics)
         return disk_parts(
-            config, self.metrics, self.store, self.broker, reconciler=reconciler, now_ms=Clock()
+            config, self.metrics, self.store, self.broker, reconciler=reconciler, clock=archive_clock(Clock())
         )
 
     async def published(self):

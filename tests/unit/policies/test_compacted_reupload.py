@@ -36,7 +36,7 @@ from tieringd.policies.compacted_reupload import (
     reuploaded_segment,
     same_sized_head,
 )
-from tieringd.policies.local_retention import retention_time_ms
+from tieringd.policies.retention_time import retention_time_ms
 
 THREE = stored([remote(0, 99), remote(100, 199), remote(200, 299)])
 """Segments of 1024 bytes each."""

@@ -16,9 +16,9 @@ from tieringd.policies.local_retention import (
     LocalRetentionTarget,
     TrimPlan,
     plan_trim,
-    retention_time_ms,
     trim_due_ms,
 )
+from tieringd.policies.retention_time import retention_time_ms
 
 NOTHING_STAYS = LocalRetentionTarget(target_ms=0, target_bytes=0)
 BY_BYTES = LocalRetentionTarget(target_ms=None, target_bytes=3000)

@@ -12,7 +12,7 @@ from tests.unit.model.values import remote, stored
 from tieringd.formats.segment_scan import SegmentScanner
 from tieringd.model.manifest_parts import Gap, Replacement
 from tieringd.model.segment import NO_TIMESTAMP
-from tieringd.policies.local_retention import retention_time_ms
+from tieringd.policies.retention_time import retention_time_ms
 from tieringd.policies.rewriting import Remainder, plan_rewrites, rewritten_segment
 from tieringd.policies.segment_merge import FILE_BYTES_MAX, RUN_SEGMENTS_MAX
 

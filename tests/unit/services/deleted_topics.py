@@ -125,7 +125,7 @@ class Purging:
             owner=name,
             grace_ms=GRACE_MS,
             is_to_stay=lambda name: name in self.to_stay,
-            now_ms=self.clock,
+            clock=self.archive.clock,
             metrics=self.metrics.purge,
         )
 

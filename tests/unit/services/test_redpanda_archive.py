@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.fakes.archive import archive_in
+from tests.fakes.archive import archive_clock, archive_in
 from tests.fakes.topics import topic_config
 from tests.redpanda_builders import RedpandaLog
 from tieringd.broker.layout import RedpandaLayout
@@ -70,7 +70,7 @@ def archiver_of(archive, layout, broker, partition):
         manifests=archive.manifests,
         metrics=Metrics(),
         limits=UploadLimits(),
-        now_ms=lambda: NOW_MS,
+        clock=archive_clock(lambda: NOW_MS),
         layout=layout,
     )
 

@@ -68,7 +68,7 @@ def manager(daemon, disk, told):
         daemon.config,
         reconciler=daemon.reconciler,
         metrics=daemon.metrics,
-        now_ms=daemon.clock,
+        ages_ms=daemon.clock,
         measure=disk,
         tell_cache=told.append,
     )

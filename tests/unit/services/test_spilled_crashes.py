@@ -30,6 +30,7 @@ from tieringd.model.partition import Leadership
 from tieringd.policies.total_retention import TotalRetention
 from tieringd.services.archive_retention import ArchiveRetention
 from tieringd.services.claim import Claim
+from tieringd.services.upload_times import UploadTimes
 
 
 @pytest.fixture(autouse=True)
@@ -285,8 +286,9 @@ async def test_what_is_held_again_under_its_name_is_not_deleted(tmp_path, is_spi
         claim=claim,
         remote_log=archive.remote_log,
         spillovers=spillovers,
+        upload_times=UploadTimes(name, claim=claim, remote_log=archive.remote_log, clock=archive.clock),
         metrics=Metrics(),
-        now_ms=world.clock,
+        clock=archive.clock,
     )
     world.clock.now_ms += PACE.delete_delay_ms
     stored = await claim.current(lambda: anew)

@@ -8,7 +8,8 @@ from itertools import count
 
 import pytest
 
-from tests.fakes.archive import archive_in, archiver_of, observed, values_in
+from tests.builders import DEFAULT_TIME_MS
+from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.store import store_unavailable
@@ -29,7 +30,7 @@ from tieringd.errors import ConfigError, FencedError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key, manifest_key, quarantined_key
 from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
-from tieringd.model.topic_lifecycle import Lifecycle
+from tieringd.model.topic_lifecycle import Lease, Lifecycle
 from tieringd.policies.topic_lifecycle import (
     CONFIRM_AFTER_MS,
     LATE_LOOK_MS,
@@ -38,6 +39,7 @@ from tieringd.policies.topic_lifecycle import (
     taken_back,
 )
 
+DAY_MS = 86_400_000
 LATER = TopicKey("other-cluster", "orders", "laterlaterlaterlaterla")
 
 
@@ -78,6 +80,53 @@ async def test_deleted_topic_is_purged_after_the_grace(world, purging):
     assert mark.deletion.size_bytes == sum(one.size_bytes for one in held[:2])
     assert world.objects_of(NEW, THIRD) == others
     assert purging.metrics.purge.purged_topics._value.get() == 1
+
+
+@pytest.mark.parametrize("error_ms", [400 * DAY_MS, -400 * DAY_MS])
+async def test_wrong_clock_neither_ends_the_grace_nor_dates_it(world, purging, error_ms):
+    """A daemon whose clock is off notes a deletion by the store's, and purges nothing until it is set."""
+    world.store.now_ms = right = Clock(world.clock.now_ms)
+    world.clock.now_ms += error_ms
+    await purging.look()
+    right.now_ms += CONFIRM_AFTER_MS
+    await purging.look(after_ms=CONFIRM_AFTER_MS)
+    assert (await world.manifest(OLD)).deletion.noted_at_ms == right.now_ms
+    right.now_ms += GRACE_MS
+    await purging.look(after_ms=GRACE_MS)
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.DELETED
+    world.clock.now_ms = right.now_ms
+    await purging.work()
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
+
+
+@pytest.mark.parametrize("noted_at_ms", [1_000_000_000, DEFAULT_TIME_MS + 4000 * DAY_MS])
+async def test_grace_that_cannot_be_told_begins_anew(world, purging, noted_at_ms):
+    """A deletion that was noted in 1970, or years ahead, is purged a grace after that is found."""
+    await purging.note()
+    manifests = purging.archive.manifests
+
+    def misdated(found):
+        return replace(found, deletion=replace(found.deletion, noted_at_ms=noted_at_ms))
+
+    await manifests.change_topic(OLD, misdated)
+    await purging.look()
+    await purging.look(after_ms=GRACE_MS - 1)
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.DELETED
+    while await purging.look(after_ms=1):
+        pass
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
+
+
+async def test_lease_that_ends_years_ahead_is_no_lease(world, purging):
+    """A daemon with a wrong clock that died keeps nobody from the purge for longer than a lease lasts."""
+    await purging.note()
+    lease = Lease("dead", DEFAULT_TIME_MS + 4000 * DAY_MS)
+    await purging.archive.manifests.change_topic(
+        OLD, lambda found: replace(found, deletion=replace(found.deletion, lease=lease))
+    )
+    while await purging.look(after_ms=GRACE_MS):
+        pass
+    assert (await world.manifest(OLD)).lifecycle is Lifecycle.PURGED
 
 
 async def test_topic_that_was_created_again_is_read_as_before(world, purging):

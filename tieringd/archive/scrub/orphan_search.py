@@ -97,13 +97,13 @@ class OrphanSearch:
     """Search one bucket. It may go on after any page, with the names that were taken before the first."""
 
     def __init__(
-        self, store: ObjectStore, manifests: ManifestStore, *, grace_ms: int, now_ms: Callable[[], int]
+        self, store: ObjectStore, manifests: ManifestStore, *, grace_ms: int, ages_ms: Callable[[], int]
     ) -> None:
         self._store = store
         self._owners = Owners(store, manifests)
-        self._now_ms = now_ms
+        self._ages_ms = ages_ms
         self.grace_ms = grace_ms
-        """An object that is younger, by the store's clock, is no orphan."""
+        """An object that is younger is no orphan. *ages_ms* tells the time that ages count to."""
 
     async def names(self, partitions: Iterable[TopicIdPartition]) -> NamedObjects:
         """
@@ -144,7 +144,7 @@ class OrphanSearch:
             if info.key == manifest_key(partition):
                 page.partitions.append(partition)
             # What is young is committed meanwhile, mostly: no manifest is read for it.
-            is_young = info.modified_ms + self.grace_ms > self._now_ms()
+            is_young = info.modified_ms + self.grace_ms > self._ages_ms()
             if info.key not in named and not (is_young and partition in named.partitions):
                 suspects[partition].append(StoredObject(info.key, info.size_bytes, info.modified_ms))
         for partition, objects in suspects.items():
@@ -161,7 +161,7 @@ class OrphanSearch:
             StorageUnavailable: The store does not answer; none may be touched.
         """
         owner = await self._owners.owner(partition)
-        plan = plan_orphans(owner, objects, grace_ms=self.grace_ms, now_ms=self._now_ms())
+        plan = plan_orphans(owner, objects, grace_ms=self.grace_ms, now_ms=self._ages_ms())
         return {one.stored.key: one for one in plan.orphans}
 
     async def _judge(
@@ -169,7 +169,7 @@ class OrphanSearch:
     ) -> None:
         owner = await self._owners.owner(partition)
         page.requests += 2 + 2 * len(owner.part_names)
-        plan = plan_orphans(owner, objects, grace_ms=self.grace_ms, now_ms=self._now_ms())
+        plan = plan_orphans(owner, objects, grace_ms=self.grace_ms, now_ms=self._ages_ms())
         page.orphans += plan.orphans
         reasons = {reason for _, reason in plan.kept}
         if Keep.UNCERTAIN in reasons:

@@ -60,12 +60,12 @@ class Surveyor:
         *,
         is_wanted: Callable[[str], bool],
         grace_ms: int,
-        now_ms: Callable[[], int],
+        ages_ms: Callable[[], int],
     ) -> None:
-        """Take the parts; an object that is younger than *grace_ms* is no orphan."""
+        """Take the parts; an object that is younger than *grace_ms* at the time of *ages_ms* is no orphan."""
         self._owners = Owners(store, manifests)
         self._topics = ScrubbedTopics(store, manifests, is_wanted=is_wanted)
-        self._search = OrphanSearch(store, manifests, grace_ms=grace_ms, now_ms=now_ms)
+        self._search = OrphanSearch(store, manifests, grace_ms=grace_ms, ages_ms=ages_ms)
         self._is_wanted = is_wanted
 
     async def survey(self, *, with_orphans: bool) -> Survey:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tieringd.policies.scrub import Finding
     from tieringd.policies.scrub_schedule import ScrubPace
     from tieringd.services.scrub.parts import ScrubParts
+    from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +74,7 @@ class ScrubJob:
         led: Callable[[], Collection[TopicIdPartition]],
         pace: ScrubPace,
         metrics: Metrics,
-        now_ms: Callable[[], int],
+        clock: ArchiveClock,
         jitter: Callable[[], float],
     ) -> None:
         """Take the parts; *led* is asked at each turn, and *jitter* gives 0 to 1."""
@@ -81,7 +82,8 @@ class ScrubJob:
         self._led = led
         self._pace = pace
         self._metrics = metrics.scrub
-        self._now_ms = now_ms
+        self._now_ms = clock.wall_ms
+        self._ages_ms = clock.ages_ms
         self._jitter = jitter
         self._progress: dict[TopicIdPartition, _Progress] = {}
         self._search: _SearchProgress | None = None
@@ -222,7 +224,7 @@ class ScrubJob:
 
     async def _expire(self, pace: ScrubPace) -> None:
         expired = await self._parts.expiry.expire(
-            before_ms=self._now_ms() - pace.quarantine_ms, is_ours=self._is_ours
+            before_ms=self._ages_ms() - pace.quarantine_ms, is_ours=self._is_ours
         )
         self._metrics.deleted.inc(len(expired.deleted))
 

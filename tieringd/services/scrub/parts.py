@@ -106,11 +106,14 @@ class WholeScrub:
         self._topic = topic
         self._on_progress = on_progress
 
-    async def run(self, *, deep: bool, fix: bool, expire_before_ms: int | None = None) -> ScrubReport:
+    async def run(
+        self, *, deep: bool, fix: bool, expire_before_ms: Callable[[], int] | None = None
+    ) -> ScrubReport:
         """
         Look at everything; with *fix*, mend what can be mended and put orphans into quarantine.
 
-        With *expire_before_ms*, what was put into quarantine before that is deleted as well.
+        With *expire_before_ms*, what was put into quarantine before that time is deleted as well. It is
+        asked when all else is done: by then the store has told its time.
 
         Raises:
             StorageUnavailable: The store does not answer. Nothing that was done has to be undone.
@@ -125,7 +128,7 @@ class WholeScrub:
             await self._scrub(report, partition, deep=deep, fix=fix)
         if fix and expire_before_ms is not None:
             report.expired = await self._parts.expiry.expire(
-                before_ms=expire_before_ms, is_ours=self._is_ours
+                before_ms=expire_before_ms(), is_ours=self._is_ours
             )
             report.left += report.expired.left
         return report

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 from pyspark import StorageLevel
 from pyspark.sql import functions as sql
 
-from tieringd.clock import wall_clock_ms
 from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
+from tieringd.errors import ConfigError
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.policies.rewriting import Remainder, plan_rewrites
 from tieringd.policies.segment_merge import job_limit_offset
@@ -107,13 +107,20 @@ def compact(
     and changes nothing: its report says what would go.
 
     Raises:
+        ConfigError: This host's clock is wrong: no age is certain.
         ObjectNotFound: The bucket holds no such topic.
         StorageError: An operator must act. Partitions are as they were: else it is a fault of the report.
         StorageUnavailable: The store is away; likewise.
         TaskFailed: An executor could not do its part; likewise.
     """
-    bucket, outcome, began_at_ms = bucket_of(config), Outcome(), wall_clock_ms()
+    bucket, outcome = bucket_of(config), Outcome()
     chosen = bucket.run(chosen_partitions(bucket, topics))
+    judgement = bucket.clock.judgement()
+    if judgement.doubt:
+        raise ConfigError(
+            f"nothing is compacted: {judgement.doubt}",
+            hint="Set this host's clock: the ages of records and tombstones decide what goes",
+        )
     outcome.faults += chosen.faults
     options = options or CompactOptions()
     with_log = chosen.with_log(has_broker=has_broker)
@@ -121,7 +128,9 @@ def compact(
     expected: list[tuple[Value, ...]] = []
     with what_is_done_is_told(outcome):
         for some in rounds(bucket, chosen.partitions, outcome.faults):
-            ranges = [bucket.run(compaction_range(bucket, one, options, now_ms=began_at_ms)) for one in some]
+            ranges = [
+                bucket.run(compaction_range(bucket, one, options, now_ms=judgement.now_ms)) for one in some
+            ]
             with_any = [one for one in ranges if one.segments]
             if is_dry_run:
                 expected += job.expected(with_any)

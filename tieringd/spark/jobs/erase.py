@@ -23,7 +23,6 @@ from crc32c import crc32c
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import held_in
-from tieringd.clock import wall_clock_ms
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.erasure_record import (
     ErasedPartition,
@@ -138,7 +137,7 @@ def erase(
     if not requested_by.strip():
         raise ConfigError("nobody is named who asks for this", hint="The record of the erasure needs a name")
     bucket, job_id = bucket_of(config), secrets.token_hex(8)
-    request = ErasureRequest(job_id, wall_clock_ms(), requested_by, reason, tuple(topics), fingerprints(keys))
+    request = ErasureRequest(job_id, bucket.clock(), requested_by, reason, tuple(topics), fingerprints(keys))
     chosen = bucket.run(chosen_partitions(bucket, topics))
     _store_record(bucket, request, encode_erasure_request(request), is_done=False)
 
@@ -161,7 +160,7 @@ def erase(
     named = [one.partition for one in chosen.partitions]
     if delete_after_ms is not None:
         bucket.run(delete_replaced(bucket, named, outcome, after_ms=delete_after_ms))
-    deleted_at_ms = wall_clock_ms()
+    deleted_at_ms = bucket.clock()
     left, suspects = Leftovers(), []
     with what_is_done_is_told(
         outcome, "the bucket was not listed for what no manifest names; run the job again"
@@ -174,7 +173,7 @@ def erase(
     kept_by_store = bucket.run(_kept_by_store(bucket, begun_key))
     is_deleted = delete_after_ms == 0 and not outcome.faults and not kept_by_store
     done = ErasureOutcome(
-        wall_clock_ms(),
+        bucket.clock(),
         tuple(_erased(one, config.archive_delete_delay_ms) for one in outcome.swapped),
         deleted_at_ms if is_deleted else None,
         tuple(outcome.faults),

@@ -20,7 +20,6 @@ from tieringd.archive.rebuild.recorded_rewritings import recorded_rewritings
 from tieringd.archive.rebuild.standing import PartitionStanding, Standing, standing_of
 from tieringd.archive.rebuild.stored_segments import Unusable
 from tieringd.archive.scrub.owners import Owners
-from tieringd.clock import wall_clock_ms
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.object_keys import TopicKey, data_key, topic_key
 from tieringd.model.segment import JOB_PREFIX
@@ -118,7 +117,7 @@ class Rebuild:
             bucket.store,
             bucket.manifests,
             writer_id=JOB_PREFIX,
-            now_ms=wall_clock_ms,
+            now_ms=bucket.clock,
             target_bytes=config.cloud_storage_target_manifest_size_bytes,
         )
 
@@ -257,7 +256,7 @@ class Rebuild:
 
     def _manifest(self, plan: RebuildPlan, before: PartitionStanding) -> PartitionManifest:
         return rebuilt_manifest(
-            before.partition, plan, gap_reason=GAP_REASON, now_ms=wall_clock_ms(), known=before.known
+            before.partition, plan, gap_reason=GAP_REASON, now_ms=self._bucket.clock(), known=before.known
         )
 
     async def _topics(
@@ -273,7 +272,7 @@ class Rebuild:
             partitions = by_topic[key]
             count = 1 + max(one.partition for one in partitions)
             times = [listed[one].oldest_ms for one in partitions]
-            created_at_ms = min((one for one in times if one is not None), default=wall_clock_ms())
+            created_at_ms = min((one for one in times if one is not None), default=self._bucket.clock())
             try:
                 is_needed = await self._writer.ensure_topic(
                     key, partition_count=count, created_at_ms=created_at_ms, write=self._options.write

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.archive.scrub.segment_look import SegmentLooker
 from tieringd.archive.scrub.survey import Surveyor
-from tieringd.clock import wall_clock_ms
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.report import Report, Table
@@ -113,7 +112,7 @@ def scrubbed(
         bucket.manifests,
         is_wanted=is_chosen_by(topics),
         grace_ms=config.archive_orphan_grace_ms,
-        now_ms=wall_clock_ms,
+        ages_ms=bucket.clock.ages_ms,
     )
     survey = bucket.run(surveyor.survey(with_orphans=with_orphans))
     # What is damaged may be what is missing.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tieringd.archive.retired_objects import delete_retired
 from tieringd.archive.segment_swap import SegmentSwap
-from tieringd.clock import wall_clock_ms
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.spark.jobs.report import Table
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from tieringd.spark.jobs.report import Value
 
 CHANGED_MEANWHILE = "someone else has replaced the same segments meanwhile. Run the job again"
+_ALL_TIMES_MS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,16 @@ async def delete_replaced(
     Delete the objects of what left these partitions' manifests at least *after_ms* ago.
 
     What is held for compactions goes only in partitions *without_log*: no broker has a log of them.
+    With 0 all the rest goes, whatever the clock shows: then no age decides.
     """
-    until_ms = wall_clock_ms() - after_ms
+    judgement = bucket.clock.judgement()
+    if after_ms and judgement.doubt:
+        outcome.faults.append(
+            f"objects that nothing names any more are left: {judgement.doubt}; set this host's clock, and "
+            "run the job again"
+        )
+        return
+    until_ms = judgement.now_ms - after_ms if after_ms else _ALL_TIMES_MS
     for partition in partitions:
         try:
             deleted = await delete_retired(
@@ -222,7 +230,7 @@ def _swap_in(bucket: Bucket) -> SegmentSwap:
     return SegmentSwap(
         bucket.store,
         bucket.manifests,
-        now_ms=wall_clock_ms,
+        now_ms=bucket.clock,
         target_manifest_bytes=bucket.config.cloud_storage_target_manifest_size_bytes,
     )
 

@@ -28,6 +28,7 @@ from tieringd.storage.azure.credentials import open_identity, shared_key_credent
 from tieringd.storage.azure.errors import from_answer, translated
 from tieringd.storage.calls import send_once
 from tieringd.storage.receive import receive
+from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_connector import TlsConnector
 
@@ -78,6 +79,8 @@ class Requests:
         self._account_url = f"{self._base_url.rpartition('/')[0]}/"
         # The SDK has no public way to send a request of one's own.
         self._pipeline: Any = client._pipeline  # noqa: SLF001
+        self.times = StoreTimes()
+        """Hears the date of every answer."""
 
     @classmethod
     async def open(cls, settings: AzureSettings, resources: AsyncExitStack) -> Requests:
@@ -167,6 +170,7 @@ class Requests:
                 )
             finally:
                 await response.close()
+        self.times.note_date(response.headers)
         if response.status_code not in accept:
             raise from_answer(call, response.status_code, response.headers, _said(data))
         announced = response.headers.get("Content-Length")

@@ -41,7 +41,7 @@ from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectI
 from tieringd.storage.ranges import ranged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tieringd.storage.azure.requests import Answer
     from tieringd.storage.azure.settings import AzureSettings
@@ -56,6 +56,8 @@ _IN_THREAD_FROM_BYTES = 1 << 20  # Less is hashed sooner than a thread is told a
 
 class AzureStore:
     """A container of an Azure storage account. Build it with `open`, inside the loop that uses it."""
+
+    has_own_clock = True
 
     def __init__(self, settings: AzureSettings, requests: Requests, resources: AsyncExitStack) -> None:
         self._settings = settings
@@ -316,6 +318,10 @@ class AzureStore:
             "a legal hold keeps blobs": container.headers.get("x-ms-has-legal-hold") == "true",
         }
         return (*soft_delete(account.data), *(way for way, holds in ways.items() if holds))
+
+    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+        """Let *listener* hear the time of the service's answers."""
+        self._requests.times.listen(listener)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -32,6 +32,7 @@ from tieringd.storage.gcs.credentials import (
 )
 from tieringd.storage.gcs.errors import bucket_not_found, from_answer, token_refused, translated
 from tieringd.storage.receive import receive
+from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_connector import TlsConnector
 
@@ -63,6 +64,8 @@ class GcsClient:
         self._storage = storage
         self._token = token
         self._resources = resources
+        self.times = StoreTimes()
+        """Hears the date of every answer."""
 
     @classmethod
     async def open(cls, settings: GcsSettings) -> GcsClient:
@@ -129,6 +132,7 @@ class GcsClient:
                     {name.lower(): ",".join(response.headers.getall(name)) for name in response.headers},
                     await receive(response, executor=self.executor, stall_seconds=self.stall_seconds),
                 )
+        self.times.note_date(answer.headers)
         if token is not None:
             if answer.status == HTTPStatus.UNAUTHORIZED:
                 raise token_refused(call, answer, may_recover=self._token.refused(token))

@@ -35,7 +35,7 @@ from tieringd.storage.gcs.upload import RelatedBody
 from tieringd.storage.ranges import ranged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tieringd.storage.base import Body, Condition, JoinSource, ObjectInfo
     from tieringd.storage.gcs.answers import Answer
@@ -53,6 +53,8 @@ _PAST_THE_END = frozenset({HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
 
 class GcsStore:
     """A bucket of Cloud Storage. Build it with `open`, inside the loop that uses it."""
+
+    has_own_clock = True
 
     def __init__(self, settings: GcsSettings, client: GcsClient) -> None:
         self._settings = settings
@@ -288,6 +290,10 @@ class GcsStore:
             "objects may be locked": found.get("objectRetention", {}).get("mode") == "Enabled",
         }
         return tuple(way for way, holds in ways.items() if holds)
+
+    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+        """Let *listener* hear the time of the service's answers."""
+        self._client.times.listen(listener)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -32,6 +32,7 @@ from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired
 from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import MultipartUploads, encode_crc32c
 from tieringd.storage.s3.transport import client_config
+from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class S3Store:
     Its threads move the bytes of large bodies; there are at most as many as connections.
     """
 
+    has_own_clock = True
+
     def __init__(
         self,
         settings: S3Settings,
@@ -71,6 +74,16 @@ class S3Store:
         self._executor = body_threads(settings.max_connections, name="tieringd-s3")
         resources.callback(self._executor.shutdown, wait=False)
         self._encryption = _encryption_parameters(settings)
+        self._times = StoreTimes()
+        # Every answer, errors included: a server that refuses our clock says what its own shows.
+        client.meta.events.register("after-call.s3", self._note_date)
+
+    def _note_date(self, parsed: dict[str, Any], **_: Any) -> None:
+        self._times.note_date(parsed.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
+
+    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+        """Let *listener* hear the time of the server's answers."""
+        self._times.listen(listener)
 
     @classmethod
     async def open(cls, settings: S3Settings) -> S3Store:

@@ -76,7 +76,6 @@ class Bucket:
             self.config,
             self.archive,
             writer_id="c3",
-            now_ms=self.clock,
             local_log=lambda _: self.writer.local_log(),
             offer=self._commit,
         )
@@ -138,7 +137,7 @@ class Bucket:
     async def scrub(self, *, deep: bool = False, fix: bool = False, days: int = 7) -> ScrubReport:
         """Scrub all of the bucket; what is in quarantine for so many days is due."""
         whole = WholeScrub(self.parts, self.store, self.archive.manifests)
-        return await whole.run(deep=deep, fix=fix, expire_before_ms=self.clock() - days * DAY_MS)
+        return await whole.run(deep=deep, fix=fix, expire_before_ms=lambda: self.clock() - days * DAY_MS)
 
 
 async def left_behind(bucket: Bucket, orphans: int = 3) -> dict[str, bytes]:

@@ -42,7 +42,7 @@ class Scrubbing:
             led=lambda: self.led,
             pace=pace,
             metrics=self.metrics,
-            now_ms=bucket.clock,
+            clock=bucket.archive.clock,
             jitter=lambda: 0.5,
         )
 

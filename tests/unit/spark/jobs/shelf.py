@@ -59,8 +59,14 @@ class Shelf:
         self.archive(writer)
         return writer
 
-    def archive(self, writer: LogWriter, *, leader_epoch: int = 0, spill: bool = False) -> PartitionManifest:
-        """Archive all that is closed; where it may *spill*, all that the local log does not hold does."""
+    def archive(
+        self, writer: LogWriter, *, leader_epoch: int | None = None, spill: bool = False
+    ) -> PartitionManifest:
+        """
+        Archive all that is closed, under the newest epoch of the log unless told otherwise.
+
+        With *spill*, all that the local log does not hold is spilled.
+        """
 
         async def work() -> None:
             services = archive_in(FileStore(self.root))

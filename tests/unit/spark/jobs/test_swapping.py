@@ -14,6 +14,7 @@ from tests.unit.services.manifests import bases
 from tests.unit.services.test_segment_merger import filled
 from tieringd.errors import StorageUnavailable
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
+from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore
 
 
@@ -40,6 +41,7 @@ async def swapped(store, writer, tmp_path, *failures) -> Outcome:
         store=store,
         manifests=manifests,
         config=SimpleNamespace(cloud_storage_target_manifest_size_bytes=PLENTY),
+        clock=ArchiveClock(),
     )
     for after_effect in failures:
         store.fail_next("put", unanswered, after_effect=after_effect)
@@ -94,7 +96,7 @@ async def test_deletion_ends_with_the_store(store, writer, tmp_path):
             asked.append(partition)
             raise StorageUnavailable("no answer")
 
-    bucket = SimpleNamespace(store=store, manifests=Away())
+    bucket = SimpleNamespace(store=store, manifests=Away(), clock=ArchiveClock())
     await delete_replaced(bucket, [writer.identified] * 3, outcome, after_ms=0)
 
     assert len(asked) == 1

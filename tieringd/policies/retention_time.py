@@ -1,0 +1,165 @@
+"""
+What time means for retention: which clock counts, and from which moment a stored segment's age counts.
+
+All deletion by age goes by this page: total and local retention, objects whose delay has passed, orphans,
+quarantine, and the archives of deleted topics.
+
+**Now.** The object store's own clock is the judge, where the store tells it. Between two of its answers the
+host's steady clock, which nobody can set, carries its time on. A host clock that is off by more than
+`CLOCK_ERROR_MAX_MS` is not believed: new objects are dated by the store's clock, and no age is certain. A
+store without a clock of its own leaves the host's clock, which is doubted in two cases: it was set while
+the process ran, or the last commit to a manifest is dated later than now. While no age is certain, ages
+count to `NOTHING_IS_OLD_MS`, so that nothing is past any limit; limits by size go on.
+
+**A segment's moment.** It is when the broker took its newest record, or that record's own timestamp, and
+never later than the upload: a record that is dated in the future delays deletion no longer than the upload
+time plus retention. Only a store can say whether an upload time was noted under a wrong clock, so a segment
+that would go because of it alone is looked up first (`needs_proof`, `proven_upload_ms`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.model.segment import NO_TIMESTAMP
+
+if TYPE_CHECKING:
+    from tieringd.model.segment import RemoteSegment
+
+CLOCK_ERROR_MAX_MS = 60_000
+"""Clocks that differ by no more agree: an answer may take half a minute, and its date has whole seconds."""
+
+NOTHING_IS_OLD_MS = -(2**62)
+"""As of this time nothing is old: what ages count to while no clock is certain."""
+
+EARLIEST_MS = 1_577_836_800_000
+"""The beginning of 2020. A time before it is of a host that started without a clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTime:
+    """Both clocks of this host, read together."""
+
+    wall_ms: int
+    """Milliseconds since the epoch."""
+    steady_seconds: float
+    """Seconds since some moment; it only passes."""
+
+    def milliseconds_since(self, earlier: HostTime) -> int:
+        """Return what passed since *earlier*, by the steady clock."""
+        return round((self.steady_seconds - earlier.steady_seconds) * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreTime:
+    """What the object store's clock said."""
+
+    told_ms: int
+    heard: HostTime
+    """When this host heard it."""
+    is_own: bool
+    """Whether the clock is another machine's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What time it is, and whether ages are certain."""
+
+    now_ms: int
+    """The best that is known; new objects and commits are dated by it."""
+    error_ms: int
+    """How far the host's clock is ahead of the right time; negative when it is behind."""
+    doubt: str = ""
+    """Why no age is certain; empty when ages are."""
+    is_confirmed: bool = False
+    """Whether another machine's clock agrees."""
+
+    def doubt_after(self, committed_at_ms: int) -> str:
+        """Return why no age is certain in a partition that was last committed at *committed_at_ms*."""
+        ahead_ms = committed_at_ms - self.now_ms
+        if self.doubt or self.is_confirmed or ahead_ms <= CLOCK_ERROR_MAX_MS:
+            return self.doubt
+        return f"the manifest was committed {ahead_ms / 1000:.0f} s later than it is by this host's clock"
+
+    def ages_ms(self, committed_at_ms: int = 0) -> int:
+        """Return the time that ages count to in a partition that was last committed at *committed_at_ms*."""
+        return NOTHING_IS_OLD_MS if self.doubt_after(committed_at_ms) else self.now_ms
+
+
+def judge_clock(host: HostTime, *, begun: HostTime, told: StoreTime | None) -> Judgement:
+    """Return what time it is for a process that runs since *begun*, and heard *told* last from its store."""
+    if told is not None:
+        right_ms = told.told_ms + host.milliseconds_since(told.heard)
+        error_ms = host.wall_ms - right_ms
+        if abs(error_ms) > CLOCK_ERROR_MAX_MS:
+            return Judgement(
+                right_ms, error_ms, f"this host's clock is {_off(error_ms)} the object store's clock"
+            )
+        if told.is_own:
+            return Judgement(host.wall_ms, error_ms, is_confirmed=True)
+    if host.wall_ms < EARLIEST_MS:
+        return Judgement(host.wall_ms, 0, "this host's clock shows a year before 2020")
+    step_ms = host.wall_ms - begun.wall_ms - host.milliseconds_since(begun)
+    if abs(step_ms) > CLOCK_ERROR_MAX_MS:
+        way = "forward" if step_ms > 0 else "back"
+        return Judgement(
+            host.wall_ms,
+            step_ms,
+            f"this host's clock was set {way} by {abs(step_ms) / 1000:.0f} s while tieringd ran, and the "
+            "store has no clock of its own to compare with",
+        )
+    return Judgement(host.wall_ms, 0)
+
+
+def retention_time_ms(segment: RemoteSegment) -> int:
+    """
+    Return the time from which a segment's age counts.
+
+    It is when the broker took the newest record, where it notes that, and else the newest record's
+    own timestamp. It is never later than the upload: one record dated in the future must not keep its
+    segment, and all that follow, for ever. Records without a timestamp count from the upload.
+    """
+    newest_ms = _newest_record_ms(segment)
+    return segment.uploaded_at_ms if newest_ms is None else min(newest_ms, segment.uploaded_at_ms)
+
+
+def is_impossible(noted_ms: int, *, now_ms: int) -> bool:
+    """Say whether a clock was wrong that noted this as the time of something that is past."""
+    return not EARLIEST_MS <= noted_ms <= now_ms + CLOCK_ERROR_MAX_MS
+
+
+def needs_proof(segment: RemoteSegment, *, now_ms: int) -> bool:
+    """
+    Say whether a segment's age rests on its upload time alone, or that time is impossible.
+
+    Its records are newer than the upload, then, or have no timestamps: they may be dated in the future, or
+    the clock was wrong at the upload.
+    """
+    newest_ms = _newest_record_ms(segment)
+    if is_impossible(segment.uploaded_at_ms, now_ms=now_ms):
+        return True
+    return newest_ms is None or newest_ms > segment.uploaded_at_ms + CLOCK_ERROR_MAX_MS
+
+
+def proven_upload_ms(segment: RemoteSegment, *, stored_at_ms: int, now_ms: int) -> int:
+    """
+    Return the upload time of a segment whose object the store dates at *stored_at_ms*.
+
+    It is the noted one where the two agree. Where they do not, the store's counts; an object that was
+    copied to another place, or written again by a job, is younger, and counts from then. Where both are
+    impossible the segment counts from now: it is kept once more for as long as retention says.
+    """
+    found_ms = now_ms if is_impossible(stored_at_ms, now_ms=now_ms) else stored_at_ms
+    return (
+        segment.uploaded_at_ms if abs(found_ms - segment.uploaded_at_ms) <= CLOCK_ERROR_MAX_MS else found_ms
+    )
+
+
+def _newest_record_ms(segment: RemoteSegment) -> int | None:
+    noted = (segment.broker_timestamp_ms, segment.max_timestamp_ms)
+    return next((time_ms for time_ms in noted if time_ms != NO_TIMESTAMP), None)
+
+
+def _off(error_ms: int) -> str:
+    return f"{abs(error_ms) / 1000:.0f} s {'ahead of' if error_ms > 0 else 'behind'}"
