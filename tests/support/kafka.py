@@ -43,6 +43,8 @@ _PROPERTIES = {
     "log.retention.check.interval.ms": "500",
     "log.initial.task.delay.ms": "500",
     "log.segment.delete.delay.ms": "500",
+    # What may be compacted is compacted within a second; tests that mind set min.compaction.lag.ms.
+    "log.cleaner.backoff.ms": "500",
     # Internal topics as small as they can be.
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "1",
