@@ -7,7 +7,7 @@ BENCH ?= upload
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: help install install-dev kafka azurite promtool demo components test durations quick affected sim hypothesis soak nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool class-data demo components test durations quick affected sim hypothesis soak nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,6 +35,9 @@ azurite: .venv/.installed-dev ## Fetch Azurite through npm (into ~/.cache/tierin
 promtool: .venv/.installed-dev ## Fetch promtool from Debian's package (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.promtool
 
+class-data: kafka ## Make the archives that JVMs of tests start from in half the time (in ~/.cache/tieringd and .venv)
+	$(BIN)/python -m tests.support.make_class_data
+
 ifeq ($(BROKER),kafka)
 demo: kafka
 DEMO := python -m tests.support.kafka_demo
@@ -48,7 +51,7 @@ demo: ## Upload, trim, read back and compare (BROKER=kafka: with a real broker a
 components: ## Say what the machine lacks for the tests, before anything is installed
 	@$(PYTHON) -m tests.support.components
 
-test: components kafka azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time)
+test: components class-data azurite promtool ## Run every test, on real components (TESTS=tests/unit: some; WORKERS=1: one at a time)
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS) $(TESTS)
 
 durations: ## Run every test and write tests/durations.json, which orders the files of later runs

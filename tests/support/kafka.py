@@ -25,6 +25,7 @@ from aiokafka.conn import create_conn
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.metadata import MetadataRequest
 
+from tests.support.class_data import kafka_archive, options_with
 from tests.support.components import used
 from tests.support.kafka_jars import KAFKA_VERSION, program, require_jars
 from tests.support.ports import free_ports
@@ -42,6 +43,8 @@ _PROPERTIES = {
     "log.retention.check.interval.ms": "500",
     "log.initial.task.delay.ms": "500",
     "log.segment.delete.delay.ms": "500",
+    # What may be compacted is compacted within a second; tests that mind set min.compaction.lag.ms.
+    "log.cleaner.backoff.ms": "500",
     # Internal topics as small as they can be.
     "offsets.topic.num.partitions": "1",
     "offsets.topic.replication.factor": "1",
@@ -82,6 +85,8 @@ class KafkaBrokerProcess:
     listener_ports: dict[str, int] = field(default_factory=dict)
     """The ports of the listeners that were asked for, by name."""
     heap_mib: int = 512
+    java_options: Sequence[str] = ()
+    """More of them for the broker itself."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -107,7 +112,7 @@ class KafkaBrokerProcess:
 
     def command(self, main_class: str, *arguments: str) -> list[str]:
         """Return the command line of one of Kafka's own main classes."""
-        options = (f"-Xmx{self.heap_mib}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+        options = (f"-Xmx{self.heap_mib}m", *options_with(kafka_archive()))
         logging = "-Dorg.apache.logging.log4j.level=INFO"
         properties = ("-cp", f"{self.jars}/*", main_class, *arguments)
         return [program("java"), *options, logging, *properties]
@@ -115,9 +120,10 @@ class KafkaBrokerProcess:
     def launch(self) -> None:
         """Start the process; it is not ready yet."""
         assert self.process is None, f"broker {self.node_id} is already running"
+        java, *rest = self.command("kafka.Kafka", str(self.directory / "server.properties"))
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                self.command("kafka.Kafka", str(self.directory / "server.properties")),
+                [java, *self.java_options, *rest],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -217,12 +223,13 @@ class KafkaCluster:
         properties: Mapping[str, str] | None = None,
         listeners: Sequence[Listener] = (),
         cluster_id: str = "",
+        java_options: Sequence[str] = (),
     ) -> KafkaCluster:
         """
         Format and start a new cluster under *directory*; return when every node is ready.
 
         *properties* are added to every node's configuration and replace what is there. It gets an id of
-        its own, unless *cluster_id* is that of one that was lost.
+        its own, unless *cluster_id* is that of one that was lost. *java_options* are added to the brokers'.
 
         Raises:
             KafkaStartError: A node did not come up; those that did are ended.
@@ -232,7 +239,14 @@ class KafkaCluster:
         ports = iter(free_ports((2 + len(listeners)) * brokers))
         cluster_id = cluster_id or _random_id()
         nodes = [
-            KafkaBrokerProcess(number, next(ports), directory / f"broker-{number}", jars, heap_mib=heap_mib)
+            KafkaBrokerProcess(
+                number,
+                next(ports),
+                directory / f"broker-{number}",
+                jars,
+                heap_mib=heap_mib,
+                java_options=java_options,
+            )
             for number in range(1, brokers + 1)
         ]
         controllers = {node.node_id: f"127.0.0.1:{next(ports)}" for node in nodes}

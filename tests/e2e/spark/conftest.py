@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.class_data import spark_environment
 from tests.support.spark_session import running_spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_java() -> None:
+    """Have every JVM of Spark start quickly, those of commands among them."""
+    os.environ |= spark_environment()
 
 
 @pytest.fixture(scope="session")

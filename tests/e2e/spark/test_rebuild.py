@@ -11,6 +11,7 @@ from tests.e2e.archives import FileObjects, archived_manifest, assert_whole, rea
 from tests.e2e.log_files import write_partition
 from tests.e2e.sample_topics import CODECS, ISOLATIONS, SAMPLE_TOPICS, TRANSACTIONS
 from tests.e2e.spark.copies import copied_archive
+from tests.support.command_here import run_here
 from tests.support.daemon import directory_config, run_command, run_json, write_config
 from tieringd.config import load_config
 from tieringd.spark.jobs.rebuild import UNDECIDED, rebuild
@@ -95,20 +96,20 @@ def archive(tmp_path):
     return path
 
 
-def test_command_is_a_dry_run_until_it_is_told_to_write(archive):
+def test_command_is_a_dry_run_until_it_is_told_to_write(spark, archive):
     """Then the daemon goes on from what was written."""
     root = archive.parent / "archive"
     before = described(archive, "orders")
     lose_manifests(root)
     stored = FileObjects(root).keys()
-    options = ("--config", str(archive), "--master", "local[2]", "--format", "json")
+    options = ("--config", str(archive), "--format", "json")
 
-    done = run_command("spark", "rebuild", *options)
+    done = run_here("spark", "rebuild", *options)
     assert done.returncode == 0, done.stderr.decode()
     assert json.loads(done.stdout)["tables"]["partitions"][0]["outcome"] == "would be written"
     assert FileObjects(root).keys() == stored
 
-    done = run_command("spark", "rebuild", *options, "--write")
+    done = run_here("spark", "rebuild", *options, "--write")
     assert done.returncode == 0, done.stderr.decode()
     assert described(archive, "orders") == before
     done = run_command("run", "--once", "--config", str(archive))

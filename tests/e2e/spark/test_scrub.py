@@ -16,6 +16,7 @@ import pytest
 from tests.e2e.archives import FileObjects, archived_manifest, segment_keys
 from tests.e2e.log_files import write_partition
 from tests.e2e.sample_topics import SAMPLE_TOPICS
+from tests.support.command_here import run_here
 from tests.support.daemon import command, directory_config, run_command, run_json, write_config
 from tieringd.config import load_config
 from tieringd.formats.object_keys import manifest_key
@@ -136,17 +137,19 @@ def test_failure_of_a_task_is_told_in_a_line(spark, archive):
     assert "\n" not in str(failed.value)
 
 
-def test_command_prints_a_report_and_exits_by_it(archive, tmp_path):
-    """As a process of its own: 0 without faults, and 1 with one; the report is a file as well."""
+def test_command_prints_a_report_and_exits_by_it(spark, archive, tmp_path):
+    """0 without faults, as a process of its own; 1 with one; the report is a file as well."""
     options = ("--config", str(archive), "--master", "local[2]", "--conf", "spark.driver.memory=1g")
-    document = json.loads(_ran(0, "spark", "scrub", *options, "--format", "json"))
+    document = json.loads(_ran("spark", "scrub", *options, "--format", "json"))
     assert document["figures"]["segments"] == 2 * SEGMENTS
 
     root = archive.parent / "archive"
     gone = segment_keys(archived_manifest(FileObjects(root), "orders"))[0]
     (root / gone).unlink()
     written = tmp_path / "report.json"
-    text = _ran(1, "spark", "scrub", *options, "--topic", "ord*", "--report", str(written))
+    done = run_here("spark", "scrub", "--config", str(archive), "--topic", "ord*", "--report", str(written))
+    text = done.stdout.decode()
+    assert done.returncode == 1, done.stderr.decode()
     assert f"fault: data_missing: the object is missing (in {gone}" in text
     assert [row["key"] for row in json.loads(written.read_text())["tables"]["findings"]] == [gone]
 
@@ -198,9 +201,9 @@ def test_interrupt_ends_the_command_and_its_jvm(archive):
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def _ran(exit_code: int, *arguments: str) -> str:
+def _ran(*arguments: str) -> str:
     done = subprocess.run(command(*arguments), check=False, capture_output=True, timeout=JVM_TIMEOUT_SECONDS)
-    assert done.returncode == exit_code, done.stderr.decode()
+    assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode()
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.archives import FileObjects, archived_manifest, archived_manifests
 from tests.e2e.log_files import write_partition
 from tests.e2e.sample_topics import FIRST_TIME_MS, SAMPLE_TOPICS
+from tests.support.command_here import run_here
 from tests.support.daemon import directory_config, run_command, write_config
 from tieringd.config import load_config
 from tieringd.errors import ObjectNotFound
@@ -92,12 +93,12 @@ def archive(tmp_path):
     return path
 
 
-def test_command_counts_and_exits_by_faults(archive, tmp_path):
+def test_command_counts_and_exits_by_faults(spark, archive, tmp_path):
     """Prices of a file, for a store without any; 1 where a manifest cannot be read."""
     prices = tmp_path / "prices.yaml"
     prices.write_text("storage_gib_month: 1000000\nwrites_1000: 5\ncurrency: EUR\n")
-    options = ("--config", str(archive), "--master", "local[2]", "--prices", str(prices), "--format", "json")
-    done = run_command("spark", "usage", *options)
+    options = ("--config", str(archive), "--prices", str(prices), "--format", "json")
+    done = run_here("spark", "usage", *options)
     assert done.returncode == 0, done.stderr.decode()
     figures = json.loads(done.stdout)["figures"]
     (orders,) = archived_manifests(FileObjects(tmp_path / "archive"), "orders").values()
@@ -106,7 +107,7 @@ def test_command_counts_and_exits_by_faults(archive, tmp_path):
     assert figures["storage_cost_month"] > 0
 
     (tmp_path / "archive" / manifest_key(orders.partition)).write_bytes(b"rubbish")
-    done = run_command("spark", "usage", *options)
+    done = run_here("spark", "usage", *options)
     document = json.loads(done.stdout)
     assert (done.returncode, document["figures"]["segments"]) == (1, 3)
     assert document["faults"][0].startswith("orders-0 cannot be counted")

@@ -1,4 +1,4 @@
-"""The commands of the jobs that write, as processes: what they print, how they end, what is in the bucket."""
+"""The commands of the jobs that write: what they print, how they end, what is in the bucket."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from tests.e2e.spark.keyed_topics import (
     assert_sound,
     without,
 )
+from tests.support.command_here import run_here
 from tests.support.daemon import command, directory_config, run_command, s3_properties, write_config
 from tests.support.fault_proxy import StallRequest, fault_proxy
 from tests.support.iceberg import catalog_properties, rows_of_table
@@ -65,19 +66,26 @@ def keyed(kafka, topic, objects):
     return KeyedTopic(kafka, topic, objects)
 
 
-def ran(path, job, *arguments, exit_code=0):
-    """Run a job's command, and return its report; it says nothing else."""
-    options = ("--config", str(path), "--master", "local[2]", "--conf", "spark.driver.memory=1g")
-    done = run_command("spark", job, *map(str, arguments), *options, "--format", "json")
-    errors = done.stderr.decode()
-    assert done.returncode == exit_code, errors
-    # Java says that Spark asks for an unfinished part of it; and a slow machine has lines of progress.
-    said = [line for line in errors.splitlines() if " tasks (" not in line]
-    assert said == ["WARNING: Using incubator modules: jdk.incubator.vector"]
-    return json.loads(done.stdout)
+@pytest.fixture
+def ran(spark):
+    """Give a function that runs a job on the tests' Spark, and returns its report; it says nothing else."""
+
+    def run(path, job, *arguments, exit_code=0):
+        options = ("--config", str(path), "--format", "json")
+        done = run_here("spark", job, *map(str, arguments), *options)
+        assert done.returncode == exit_code, done.stderr.decode()
+        assert said(done) == []
+        return json.loads(done.stdout)
+
+    return run
 
 
-def test_compact_does_what_a_dry_run_tells(archive):
+def said(done):
+    """Return what a command has said beside its report, but for the lines of progress of a slow machine."""
+    return [line for line in done.stderr.decode().splitlines() if " tasks (" not in line]
+
+
+def test_compact_does_what_a_dry_run_tells(archive, ran):
     """The same segments and records; before that nothing is changed."""
     objects = FileObjects(archive.parent / "archive")
     stored = objects.keys()
@@ -101,22 +109,32 @@ def test_compact_does_what_a_dry_run_tells(archive):
     assert_whole(archive)
 
 
-def test_merge_joins_small_segments(archive):
-    """To the same bytes; a topic that the bucket does not hold is an error."""
+def test_merge_joins_small_segments(archive, ran):
+    """To the same bytes, by a process with its own Spark; an unknown topic is an error."""
     objects = FileObjects(archive.parent / "archive")
     before = [archived_bytes(archive, "orders", number) for number in PARTITIONS]
 
     assert ran(archive, "merge", "orders")["figures"]["runs"] == 0, "a log may hold the same"
-    done = ran(archive, "merge", "orders", "--no-broker", "--delete-after", "0")
+    done = merged_by_a_process(archive, "orders", "--no-broker", "--delete-after", "0")
 
     assert (done["figures"]["runs"], done["figures"]["segments_after"]) == (len(PARTITIONS), len(PARTITIONS))
     assert [archived_bytes(archive, "orders", number) for number in PARTITIONS] == before
     manifests = [archived_manifest(objects, "orders", number) for number in PARTITIONS]
     assert [len(one.segments) for one in manifests] == [1] * len(PARTITIONS)
     assert unreferenced(objects, manifests) == []
-    missing = run_command("spark", "merge", "clicks", "--config", str(archive), "--master", "local[1]")
+    missing = run_here("spark", "merge", "clicks", "--config", str(archive))
     assert (missing.returncode, missing.stdout) == (1, b"")
-    assert "\nerror: the bucket holds no topic named clicks." in missing.stderr.decode()
+    assert missing.stderr.startswith(b"error: the bucket holds no topic named clicks.")
+
+
+def merged_by_a_process(path, *arguments):
+    """Merge with a command that has its own Spark, and return its report; it says nothing else."""
+    options = ("--config", str(path), "--master", "local[2]", "--conf", "spark.driver.memory=1g")
+    done = run_command("spark", "merge", *arguments, *options, "--format", "json")
+    assert done.returncode == 0, done.stderr.decode()
+    # Java says that Spark asks for an unfinished part of it.
+    assert said(done) == ["WARNING: Using incubator modules: jdk.incubator.vector"]
+    return json.loads(done.stdout)
 
 
 def test_master_that_spark_does_not_know_exits_2(archive):
@@ -168,7 +186,7 @@ async def test_spark_that_dies_is_told_in_a_line(seaweedfs, prefix, tmp_path):
     assert "Traceback" not in errors
 
 
-def test_damage_is_a_fault_and_exit_1(archive):
+def test_damage_is_a_fault_and_exit_1(archive, ran):
     """What it belongs to stays as it is; an erasure says that the key may be there."""
     objects = FileObjects(archive.parent / "archive")
     before = archived_manifest(objects, "orders")
@@ -185,7 +203,7 @@ def test_damage_is_a_fault_and_exit_1(archive):
         assert "have one of the keys" in fault
 
 
-async def test_erase_does_what_a_dry_run_tells(keyed, write_kafka_config, tmp_path):
+async def test_erase_does_what_a_dry_run_tells(ran, keyed, write_kafka_config, tmp_path):
     """First it only looks; then no byte of the key is left, and the record says who asked."""
     await keyed.create()
     await keyed.write(seed=5)
@@ -215,7 +233,9 @@ async def test_erase_does_what_a_dry_run_tells(keyed, write_kafka_config, tmp_pa
 
 
 @pytest.mark.timeout(600)
-async def test_exports_are_brought_up_to_date(keyed, write_kafka_config, seaweedfs, prefix, tmp_path):
+async def test_exports_are_brought_up_to_date(  # noqa: PLR0917 - fixtures
+    ran, keyed, write_kafka_config, seaweedfs, prefix, tmp_path
+):
     """To Parquet files and to a table, both in S3: each record that a consumer reads once, in two runs."""
     await keyed.create()
     path = write_kafka_config(topics={keyed.name: {"redpanda.remote.write": True}})

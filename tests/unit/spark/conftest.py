@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
+from tests.support.memory_directory import memory_directory
 from tieringd.config import parse_config
 from tieringd.spark.bucket import Bucket
 from tieringd.storage.file_root import make_marker
+
+
+@pytest.fixture(scope="session", autouse=True)
+def plain_memory():
+    """
+    Take Arrow's memory from the system's allocator.
+
+    Thousands of decoders here live for a few records. Arrow's own allocator asks for new pages for each.
+    """
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    yield
+    pa.set_memory_pool(before)
+
+
+@pytest.fixture
+def tmp_path():
+    """Give a directory in memory: most of these tests store objects, and each is synced."""
+    with memory_directory() as directory:
+        yield directory
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The Spark session of a command: found out to be possible, built, and ended."""
+"""The Spark session of a command: the one that is running, or one that is built and ended."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tieringd.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
@@ -27,8 +28,9 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set for programs that `spark-submit` has started."""
 HERE: Final = "local[*]"
 _HINT = "What Spark printed tells more; on this machine it prints with --conf spark.log.level=WARN"
+_TIME_ZONE: Final = "spark.sql.session.timeZone"
 _ANYWHERE: Final = {
-    "spark.sql.session.timeZone": "UTC",
+    _TIME_ZONE: "UTC",
     "spark.ui.showConsoleProgress": "false",
     # See "What makes it faster" in docs/spark.md.
     "spark.python.unix.domain.socket.enabled": "true",
@@ -100,11 +102,19 @@ def optional_parts() -> Iterator[None]:
 @contextmanager
 def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[SparkSession]:
     """
-    Give a session for the time of the context; it and its JVM end with it.
+    Give a session for the time of the context.
+
+    In a program that has a session already, as a notebook does, it is one beside that, on the same
+    SparkContext, and both go on. Else it is built here, and it and its JVM end with the context.
 
     Raises:
-        ConfigError: PySpark or Java is missing, or Spark does not start.
+        ConfigError: PySpark or Java is missing, or Spark does not start, or the Spark that is running
+            is not the one that *master* and *conf* ask for.
     """
+    context = running_context()
+    if context is not None:
+        yield _beside(context, master=master, conf=conf)
+        return
     with optional_parts():
         from pyspark.sql import SparkSession  # noqa: PLC0415 - an optional part
 
@@ -133,13 +143,52 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
             session.stop()
 
 
+def running_context() -> SparkContext | None:
+    """Return the SparkContext that this process has begun; None where there is none, or no PySpark."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark import SparkContext  # noqa: PLC0415 - an optional part
+
+    return SparkContext._active_spark_context  # noqa: SLF001 - PySpark has no other name for it
+
+
+def _beside(context: SparkContext, *, master: str | None, conf: Mapping[str, str]) -> SparkSession:
+    """
+    Return a new session of *context* with the properties of *conf* and those that our results depend on.
+
+    Raises:
+        ConfigError: *master* is another one, or a property of *conf* cannot be changed any more.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - an optional part
+
+    session = SparkSession(context).newSession()
+    wanted = {**conf, **({} if master is None else {"spark.master": master})}
+    fixed = dict(context.getConf().getAll())
+    refused = []
+    for name, value in {_TIME_ZONE: "UTC", **wanted}.items():
+        if session.conf.isModifiable(name):
+            session.conf.set(name, value)
+        elif fixed.get(name) != value:
+            refused.append(f"{name} is {fixed.get(name, 'not set')}, and {value} is asked for")
+    if refused:
+        raise ConfigError(
+            "this program has a Spark session, whose properties cannot be changed any more",
+            problems=tuple(refused),
+            hint="Leave out --master and such a --conf, or end that session first: spark.stop()",
+        )
+    return session
+
+
 def interruptible(work: Callable[[], T]) -> T:
     """
     Return what *work* returns, which uses Spark; Ctrl-C ends the wait for it at once.
 
     It is done in a thread: where an interrupt reaches a call of the JVM, what comes of it is no answer.
-    The JVM ends with this process, and its tasks with it.
+    The JVM ends with this process, and its tasks with it. A Spark that was running before goes on after an
+    interrupt: there *work* is done in the calling thread, and PySpark cancels its tasks.
     """
+    if running_context() is not None:
+        return work()
     outcome: Future[T] = Future()
 
     def run() -> None:

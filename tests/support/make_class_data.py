@@ -1,0 +1,96 @@
+"""
+Make the archives of class data that JVMs of tests start from: `python -m tests.support.make_class_data`.
+
+A broker and a Spark session each do a little of what tests have them do, and write the archive when
+they end. What is there already is not made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.fakes.file_archive import FileArchive
+from tests.support.class_data import QUICK, kafka_archive, spark_archive, spark_environment
+from tests.support.kafka import KafkaCluster
+from tests.support.spark_session import running_spark
+from tieringd.cli.logging import configure_logging
+from tieringd.config.model import LogConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+
+def _make(archive: Path, use: Callable[[Path, str], None]) -> None:
+    """Have *use* run a JVM in a directory with an option that makes *archive*; remove older ones."""
+    if archive.exists():
+        return
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed as the last step: an archive that exists is complete, however the making of it ends.
+    with tempfile.TemporaryDirectory(dir=archive.parent, prefix="making-") as directory:
+        made = Path(directory) / archive.name
+        use(Path(directory), f"-XX:ArchiveClassesAtExit={made}")
+        assert made.exists(), f"Java has not written {made}"
+        for old in archive.parent.glob("class-data-*.jsa"):
+            old.unlink(missing_ok=True)
+        made.rename(archive)
+
+
+def _use_kafka(directory: Path, option: str) -> None:
+    async def use() -> None:
+        cluster = await KafkaCluster.start(directory, java_options=[option])
+        try:
+            await cluster.create_topic("records")
+            async with cluster.producer(transactional_id="one") as producer:
+                await producer.begin_transaction()
+                await producer.send_and_wait("records", b"value", partition=0)
+                await producer.commit_transaction()
+            await cluster.until_stable("records")
+            await cluster.produce("records", [b"value"] * 100, compression_type="gzip")
+            await cluster.delete_topic("records")
+        finally:
+            await cluster.stop()
+
+    asyncio.run(use())
+
+
+def _use_spark(directory: Path, option: str) -> None:
+    os.environ |= spark_environment() | {"SPARK_SUBMIT_OPTS": " ".join([*QUICK, "-Xlog:disable", option])}
+    archive = FileArchive(directory / "bucket")
+    archive.filled(segments=1)
+    quiet = {"spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    with running_spark(directory, options=quiet) as spark:
+        assert spark.sparkContext.parallelize([1, 2], 2).map(lambda one: one + 1).sum() == 5
+        _query(spark, archive, directory)
+
+
+def _query(spark: SparkSession, archive: FileArchive, directory: Path) -> None:
+    """Read an archive, group, write Parquet and read it, in a batch and in a stream."""
+    options = {"path": archive.url, "subscribe": "orders"}
+    table = str(directory / "table")
+    frame = spark.read.format("tieringd").options(**options).load()
+    frame.groupBy("partition").count().collect()
+    frame.write.partitionBy("partition").parquet(table)
+    spark.read.parquet(table).where("partition = 0").sort("offset").collect()
+    stream = spark.readStream.format("tieringd").options(**options, startingOffsets="earliest").load()
+    writer = stream.select("offset", "value").writeStream.format("parquet")
+    writer = writer.option("checkpointLocation", str(directory / "checkpoint")).trigger(availableNow=True)
+    writer.start(str(directory / "stream")).awaitTermination()
+
+
+def main() -> None:
+    """Make what is missing and say where it is."""
+    configure_logging(LogConfig(format="console", level="warning"))
+    for archive, use in ((kafka_archive(), _use_kafka), (spark_archive(), _use_spark)):
+        _make(archive, use)
+        sys.stdout.write(f"{archive}\n")
+
+
+if __name__ == "__main__":
+    main()
