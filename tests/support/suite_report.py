@@ -103,6 +103,8 @@ class SuiteReport:
         self._file_seconds[file] += report.duration
         self._test_seconds[test] += report.duration
         self._failed += report.failed
+        if report.failed and self.is_large():
+            self._say(f"FAILED {test} ({report.when})")
         if report.when == "teardown":
             self._done[group_of(file)] += 1
         now = time.monotonic()
