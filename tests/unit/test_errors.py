@@ -63,7 +63,13 @@ def test_tree_is_the_one_that_is_drawn():
 def test_retrying_is_decided_by_class():
     """What may be tried again is exactly what is under RetryableError."""
     retryable = {one.__name__ for one in CLASSES if issubclass(one, RetryableError)}
-    assert retryable == {"RetryableError", "StorageUnavailable", "BrokerUnavailable", "LocalFileError"}
+    assert retryable == {
+        "RetryableError",
+        "StorageUnavailable",
+        "BrokerUnavailable",
+        "LeadershipChanged",
+        "LocalFileError",
+    }
 
 
 def test_config_error_carries_every_problem():

@@ -86,7 +86,9 @@ def archive_on(
 ) -> Archive:
     """Return the parts on an open store."""
     manifests = ManifestStore(store, writer_id=writer_id, now_ms=clock)
-    remote_log = RemoteLog(store, manifests, writer_id=writer_id, now_ms=clock, gate=gate, layout=layout)
+    remote_log = RemoteLog(
+        store, manifests, writer_id=writer_id, now_ms=clock, wall_ms=clock.wall_ms, gate=gate, layout=layout
+    )
     reader = ArchiveReader(store)
     return Archive(
         store=store,

@@ -171,7 +171,8 @@ def located_fault(
     header: BatchHeader, fault: str, *, position: int, source: str | None = None
 ) -> CorruptDataError:
     """Return *fault* as an error at *position*: an `OldMagicError` if the format is merely old."""
-    if header.magic in (0, 1):
+    # A message of an old format has its size in the same place. Zeros are no message: the file is damaged.
+    if header.magic in (0, 1) and header.length > 0:
         return OldMagicError(
             f"message format v{header.magic} is not supported",
             source=source,

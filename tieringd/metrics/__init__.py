@@ -78,6 +78,7 @@ class ClockGauges:
             "1 while the time is not certain, so that nothing is deleted by age",
             registry=registry,
         )
+        self.all = (self.error_seconds, self.is_doubted)
 
 
 class StrayPins:

@@ -63,6 +63,7 @@ class RemoteLog:
         *,
         writer_id: str,
         now_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
         gate: UploadGate,
         layout: Layout,
     ) -> None:
@@ -75,7 +76,9 @@ class RemoteLog:
         self._layout = layout
         self._cleanup = ArchiveCleanup(store, manifests, now_ms=now_ms)
         self._side_files = SideFiles(manifests, self.index_of)
-        self._copier = SegmentCopier(store, writer_id=writer_id, now_ms=now_ms, gate=gate, layout=layout)
+        self._copier = SegmentCopier(
+            store, writer_id=writer_id, now_ms=now_ms, wall_ms=wall_ms, gate=gate, layout=layout
+        )
 
     async def copy_segment(
         self,

@@ -116,12 +116,14 @@ class SegmentCopier:
         *,
         writer_id: str,
         now_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
         gate: UploadGate,
         layout: Layout,
     ) -> None:
         self._store = store
         self._writer_id = writer_id
         self._now_ms = now_ms
+        self._wall_ms = wall_ms
         self._gate = gate
         self._layout = layout
         self._examinations = asyncio.Semaphore(_EXAMINATIONS_AT_ONCE)
@@ -134,7 +136,8 @@ class SegmentCopier:
         partition, segment = request.leadership.partition, request.part.segment
         self._under_way[partition].add(task)
         try:
-            closed_seconds_ago = self._now_ms() / 1000 - segment.modified_ns / 1e9
+            # The file's time is this host's, right or wrong.
+            closed_seconds_ago = self._wall_ms() / 1000 - segment.modified_ns / 1e9
             urgency = replace(request.urgency, is_new=is_new(closed_seconds_ago=closed_seconds_ago))
             async with self._gate.upload(partition, segment.size_bytes, urgency):
                 file = await _opened(self._layout, segment)

@@ -53,6 +53,7 @@ def test_commands_are_those_of_this_release():
         "explain",
         "version",
         "archive",
+        "archive init",
         "archive topics",
         "archive describe",
         "archive manifest",

@@ -140,19 +140,26 @@ class Cluster:
 
     def _archive(self, term: Term) -> None:
         plan = self._look(term)
+        if plan.lineage is Lineage.UNDECIDED:
+            # The archiver waits: less of the leader's log is known just now than the archive has of it.
+            assert self.manifest.next_offset > self._high_watermark(term)
+            return
         self._check(plan)
         if plan.lineage is Lineage.DIVERGES:
             self._cut_back(plan.resume_offset)
             assert self._look(term).lineage is Lineage.HOLDS, "what is left is on the lineage"
-        self._upload(term.uploaded)
+        self._upload(term.uploaded, before_offset=self._high_watermark(term))
         assert self._look(term).lineage is Lineage.HOLDS, "what was just uploaded is on the lineage"
+
+    def _high_watermark(self, term: Term) -> int:
+        return max(self.start_offset, self.leader.next_offset - term.high_watermark_lag)
 
     def _look(self, term: Term) -> LineagePlan:
         """Judge the archive by the leader's log, however that is cut and however far it is known."""
         start, end = self.start_offset, self.leader.next_offset
         bases = sorted({start, *(min(start + base, end) for base in term.local_bases)})
         log = replace(local_log(bases), epochs=self.leader.epochs)
-        high_watermark = max(start, end - term.high_watermark_lag)
+        high_watermark = self._high_watermark(term)
         bounds = LogBounds(start, high_watermark, high_watermark)
         return plan_replacement(self.manifest, log, bounds, leader_epoch=self.epoch)
 
@@ -205,13 +212,14 @@ class Cluster:
         )
         assert self.manifest.faults() == ()
 
-    def _upload(self, lengths: tuple[int, ...]) -> None:
+    def _upload(self, lengths: tuple[int, ...], *, before_offset: int) -> None:
+        """Archive that many records at a time; none at or past *before_offset* is stable."""
         for length in lengths:
             if self.manifest.next_offset < self.start_offset < self.leader.next_offset:
                 gap = Gap(self.manifest.next_offset, self.start_offset - 1, "trimmed", 1)
                 self.manifest = self.manifest.with_gap(gap)
             base = self.manifest.next_offset
-            end = min(base + length, self.leader.next_offset)
+            end = min(base + length, before_offset)
             if base < self.start_offset or end <= base:
                 return
             epochs = clipped(self.leader.epochs, base_offset=base, next_offset=end)

@@ -163,6 +163,9 @@ async def test_daemon_s_merge_stays_known_for_what_was_rewritten(writer, store, 
     """Another broker may hold the log from before it, and lead one day."""
     manifest = await filled(writer, archive)
     await rewrite(store, writer, 2, without={2}, tmp_path=tmp_path)
+    # What was replaced is held until no election can bring it back, and nothing is merged over its bounds.
+    swap = SegmentSwap(store, archive.manifests, now_ms=lambda: 8, target_manifest_bytes=1 << 20)
+    await swap.release(writer.identified)
     limits = MergeLimits(manifest.size_bytes, manifest.size_bytes // 2)
 
     assert await Merging(store, writer, tmp_path).all_steps(limits) == 1
