@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import typer
+from py4j.java_gateway import GatewayClient, GatewayParameters
 
 from tests.unit.cli.commands import from_the_start, invoked, tieringd
 from tieringd.cli.options import OutputFormat
@@ -72,6 +77,37 @@ def test_properties_come_before_our_own():
     """An operator may want another time zone, or the page."""
     conf = {"spark.ui.enabled": "true", "spark.sql.session.timeZone": "CET"}
     assert conf.items() <= session_options(master=None, conf=conf, environ={}).items()
+
+
+@pytest.fixture
+def silenced_py4j():
+    """Silence Py4J until the end of the test."""
+    root, own = logging.getLogger(), logging.getLogger("py4j")
+    filters, level = list(root.filters), own.level
+    session.silence_py4j()
+    yield
+    root.filters[:] = filters
+    own.setLevel(level)
+
+
+def test_lost_connection_to_the_jvm_is_not_logged(silenced_py4j, caplog):
+    """A JVM that is killed resets the connection: Py4J has the root logger print a stack then."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def reset_the_connection():
+            jvm, _ = server.accept()
+            with jvm:
+                jvm.recv(1)
+                jvm.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+        thread = threading.Thread(target=reset_the_connection)
+        thread.start()
+        client = GatewayClient(gateway_parameters=GatewayParameters(port=server.getsockname()[1]))
+        assert client.send_command("c\n", retry=False) == "x", "Py4J's word for an error"
+        thread.join()
+        client.close()
+    logging.getLogger().warning("of another")
+    assert [record.message for record in caplog.records] == ["of another"]
 
 
 def test_log_settings_are_there():

@@ -127,8 +127,7 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
         # The workers run what this command runs, whatever `python3` is here.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    # It logs the loss of the JVM with a stack at each call; the command says it once.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    silence_py4j()
     builder = SparkSession.builder.appName("tieringd")
     for name, value in options.items():
         builder = builder.config(name, value)
@@ -141,6 +140,21 @@ def spark_session(*, master: str | None, conf: Mapping[str, str]) -> Iterator[Sp
     finally:
         with spark_may_be_gone():
             session.stop()
+
+
+def silence_py4j() -> None:
+    """
+    Keep Py4J's stacks off standard error, where the command says once that the JVM is gone.
+
+    Py4J logs the loss at each call: with its own loggers, and with the root logger where the connection is
+    reset before an answer.
+    """
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
 
 
 def running_context() -> SparkContext | None:
