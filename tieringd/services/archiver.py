@@ -239,6 +239,7 @@ class Archiver:
             if not self._awaits_users_start(stored.existing, seen):
                 trimmed = await self._trimmer.trim(trimmed_by, seen)
                 stored = self._claim.newest(stored)
+        looked_at_version = stored.version
         if failure is None:
             stored = await self._changes.commit_all(stored)
             if self._uploader.is_confirmed:
@@ -249,7 +250,10 @@ class Archiver:
         left = self._publish(stored.existing, seen)
         if isinstance(failure, TieringError):
             raise failure
-        if not (plan.slices or trimmed or expired or self.quarantine_fault or left.held_by_transaction):
+        # What was committed after the trim was planned may let more go: a replaced segment fits its file now.
+        is_changed = stored.version != looked_at_version
+        has_acted = bool(plan.slices or trimmed or expired or is_changed)
+        if not (has_acted or self.quarantine_fault or left.held_by_transaction):
             self._rests_on, self._rests_until_ms = seen, self._due_ms(stored.existing, seen)
         return StepResult(
             uploaded=uploaded,

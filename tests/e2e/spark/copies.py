@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.support.daemon import write_config
+from tieringd.storage.file_root import make_marker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def copied_archive(objects: Objects, directory: Path) -> tuple[Path, Path]:
-    """Copy all objects; return the configuration of the copy, and the directory that is its bucket."""
+    """Copy all objects; return its configuration, and the directory that is its bucket and has an archive's marker."""
     root = directory / "copy"
     for key in objects.keys():  # noqa: SIM118 a method, not a mapping's
         path = root / key
@@ -28,4 +29,5 @@ def copied_archive(objects: Objects, directory: Path) -> tuple[Path, Path]:
         "cloud_storage_file_root": str(root),
     }
     (directory / "no logs").mkdir()
+    make_marker(root)
     return write_config(directory / "copy.yaml", properties), root

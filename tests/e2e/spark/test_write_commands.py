@@ -90,11 +90,12 @@ def test_compact_does_what_a_dry_run_tells(archive, ran):
     objects = FileObjects(archive.parent / "archive")
     stored = objects.keys()
 
-    tried = ran(archive, "compact", "ord*", "--dry-run", "--delete-after", "0")
+    # No broker has a log of it, so nothing that was replaced is held.
+    tried = ran(archive, "compact", "ord*", "--no-broker", "--dry-run", "--delete-after", "0")
     assert tried["figures"]["mode"].startswith("dry run")
     assert objects.keys() == stored
 
-    done = ran(archive, "compact", "ord*", "--min-compaction-lag", "1d", "--delete-after", "0")
+    done = ran(archive, "compact", "ord*", "--no-broker", "--min-compaction-lag", "1d", "--delete-after", "0")
     told = ("topic", "partition", "topic_id", "segments_before", "segments_after", "records_removed")
     rows = [
         [{name: row[name] for name in told} for row in one["tables"]["partitions"]] for one in (tried, done)

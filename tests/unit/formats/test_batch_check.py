@@ -44,7 +44,7 @@ def test_whole_batches_pass(check):
     [
         pytest.param(DATA[:-1], BOUNDS, "cut short", 4 * BATCH_BYTES, id="cut"),
         pytest.param(DATA[: BATCH_BYTES + 30], BOUNDS, "cut short", BATCH_BYTES, id="cut-header"),
-        pytest.param(DATA + b"\0" * 70, BOUNDS, "v0 is not supported", 5 * BATCH_BYTES, id="zeros"),
+        pytest.param(DATA + b"\0" * 70, BOUNDS, "magic is 0, not 2", 5 * BATCH_BYTES, id="zeros"),
         pytest.param(DATA[BATCH_BYTES:], {**BOUNDS, "base_offset": 104}, "belong here", 0, id="too-early"),
         pytest.param(DATA, {**BOUNDS, "next_offset": 114}, "belong here", 4 * BATCH_BYTES, id="too-late"),
         pytest.param(

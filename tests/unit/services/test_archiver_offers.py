@@ -79,6 +79,19 @@ async def test_archiver_at_rest_wakes_for_an_offer(writer, archiver):
     assert archiver.is_at_rest(seen)
 
 
+async def test_change_is_looked_at_again_before_the_archiver_rests(writer, archiver):
+    """A segment that a change replaced may be trimmed now, and the trim of that step came before it."""
+    writer.closed_segment(b"a")
+    seen = observed(writer)
+    await archiver.step(seen)
+    await archiver.step(seen)
+    archiver.offer(Mark(archiver.manifest.allowed_local_start_offset))
+    await archiver.step(seen)
+    assert not archiver.is_at_rest(seen)
+    await archiver.step(seen)
+    assert archiver.is_at_rest(seen)
+
+
 async def test_outage_before_the_change_is_told_to_whoever_offered(writer, archiver, store):
     """The step failed with an upload and did not come to the change; the next offer is committed."""
     await archiver.step(observed(writer))
