@@ -109,7 +109,6 @@ def facts(logs: list[_Log]) -> list[SpacePartition]:
             durable_next_offset=(SEGMENTS - number % 3) * _RECORDS,
             retention_next_offset=(10 + number % 10) * _RECORDS,
             local_retention_next_offset=(20 + number % 50) * _RECORDS,
-            is_strict=number % 2 == 0,
             has_explicit_target=number % 4 < 2,
         )
         for number, (name, segments) in enumerate(logs)

@@ -92,11 +92,13 @@ def tiered_config(
     interval_ms: int = 500,
     retention_ms: int | None = None,
     retention_bytes: int | None = None,
+    is_strict: bool = True,
 ) -> Config:
     """
     Return a configuration that archives all topics and keeps *target_bytes* of each partition locally.
 
-    *retention_ms* and *retention_bytes* are total retention. Objects go a second after their segment.
+    *retention_ms* and *retention_bytes* are total retention. Unless *is_strict*, the local targets of topics
+    that use Redpanda's names are only advice. Objects go a second after their segment.
     """
     return parse_config(
         f"""\
@@ -107,7 +109,7 @@ state_directory: /nowhere/state
 cloud_storage_enabled: true
 cloud_storage_enable_remote_write: true
 cloud_storage_enable_remote_read: true
-retention_local_strict: true
+retention_local_strict: {str(is_strict).lower()}
 cloud_storage_backend: file
 cloud_storage_file_root: /nowhere/archive
 cloud_storage_reconciliation_interval_ms: {interval_ms}

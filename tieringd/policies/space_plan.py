@@ -39,8 +39,8 @@ class Phase(IntEnum):
 
 
 _TITLES = {
-    Phase.RETENTION: "what retention already allows",
-    Phase.LOCAL_RETENTION: "what is past strict local retention",
+    Phase.RETENTION: "what retention and advised local targets allow",
+    Phase.LOCAL_RETENTION: "what is past strict local targets by now",
     Phase.DEFAULT_TARGETS: "topics on default local settings, down to two segments",
     Phase.EXPLICIT_TARGETS: "topics with local settings of their own, down to two segments",
     Phase.ACTIVE_SEGMENT: "every topic, down to its active segment",
@@ -59,11 +59,14 @@ class SpacePartition:
     durable_next_offset: int
     """Everything below it is proved durable; nothing at or past it is ever planned."""
     retention_next_offset: int
-    """How far retention already lets the log go: local where strict, else only total retention."""
+    """
+    How far the log may go before anything else does.
+
+    Where local targets are strict: as far as the published hint. Where they are advice: to the local target,
+    since the data past it is on this disk only for as long as there is room.
+    """
     local_retention_next_offset: int
-    """How far local retention would let it go."""
-    is_strict: bool
-    """Whether local retention is enforced, and not only advice."""
+    """How far the local target lets the log go by now; a strict target's hint may lag behind it."""
     has_explicit_target: bool
     """Whether the topic has local settings of its own."""
     not_reclaimable: str = ""

@@ -3,11 +3,14 @@ Space planner: chooses what the partitions on one filesystem give up, phase by p
 
 Five phases follow each other, and planning stops as soon as enough is found:
 
-1. what retention already allows, the partition with the largest removal first;
-2. what is past local retention, where that is strict;
+1. what retention and advised local targets allow, the partition with the largest removal first;
+2. what is past strict local targets by now, and not yet in the published hint;
 3. topics without local settings of their own, down to two segments;
 4. topics with local settings of their own, down to two segments;
 5. every topic, down to its active segment.
+
+After the first two each partition is at its local target, or its data is not durable. Only then do
+phases 3 to 5 override the targets.
 
 Phases 2 to 5 are fair: they go over the partitions in laps, and each partition gives one segment,
 its oldest, in a lap. A lap begins after the partition that gave the last segment of the round
@@ -106,9 +109,8 @@ def _past_retention(head: _Head) -> int:
 
 
 def _past_local_retention(head: _Head) -> int:
-    """Phase 2: the same for local retention, which counts only where it is strict."""
-    is_strict = head.partition.is_strict
-    return head.count_to(head.partition.local_retention_next_offset) if is_strict else head.first
+    """Phase 2: the same for the local target as it is by now."""
+    return head.count_to(head.partition.local_retention_next_offset)
 
 
 def _default_to_two_segments(head: _Head) -> int:

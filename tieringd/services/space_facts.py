@@ -66,7 +66,8 @@ def space_partition(
     Return what holds for a partition that is archived from here.
 
     Where the local target is enforced, phase 1 takes what the published hint allows, and phase 2 what is
-    past the target by now. Where it is only advice, phase 1 takes what total retention allows.
+    past the target by now. Where it is only advice, phase 1 takes what is past the target: the log has
+    grown over it because there was room.
     """
     topic, log_start_offset = seen.topic, seen.bounds.log_start_offset
     is_strict = topic.local_target.enforced == topic.local_target.advised
@@ -82,9 +83,10 @@ def space_partition(
         seen.log.segments,
         log_start_offset=log_start_offset,
         durable_next_offset=durable_end(seen.log, manifest, log_start_offset=log_start_offset).offset,
-        retention_next_offset=min(hint or log_start_offset, past_retention) if is_strict else past_retention,
+        retention_next_offset=min(hint or log_start_offset, past_retention)
+        if is_strict
+        else max(past_retention, past_advice),
         local_retention_next_offset=past_advice,
-        is_strict=is_strict,
         has_explicit_target=topic.local_target.is_explicit,
         not_reclaimable=topic.never_trimmed_because or obstacle,
     )
@@ -108,7 +110,6 @@ def _kept(topic_partition: TopicPartition, segments: tuple[LocalSegment, ...], r
         durable_next_offset=start_offset,
         retention_next_offset=start_offset,
         local_retention_next_offset=start_offset,
-        is_strict=False,
         has_explicit_target=False,
         not_reclaimable=reason,
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def copied_archive(objects: Objects, directory: Path) -> tuple[Path, Path]:
-    """Copy all objects; return its configuration, and the directory that is its bucket and has an archive's marker."""
+    """Copy all objects to a marked root; return the copy's configuration, and the directory of its bucket."""
     root = directory / "copy"
     for key in objects.keys():  # noqa: SIM118 a method, not a mapping's
         path = root / key

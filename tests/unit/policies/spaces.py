@@ -53,7 +53,7 @@ def space_partition(
     Each limit is a number of segments: the first *durable* are durable (all by default), the first
     *retention* may go by retention, and so on. *facts* are further fields.
     """
-    fields = {"is_strict": False, "has_explicit_target": False} | facts
+    fields = {"has_explicit_target": False} | facts
     return SpacePartition(
         topic_partition(name),
         segments_of(closed, active=active),

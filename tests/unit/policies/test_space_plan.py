@@ -38,7 +38,6 @@ def reasons(found: SpacePlan) -> dict[str, str]:
     return {str(one.topic_partition): one.because for one in found.kept}
 
 
-STRICT = {"is_strict": True}
 EXPLICIT = {"has_explicit_target": True}
 
 
@@ -51,22 +50,15 @@ EXPLICIT = {"has_explicit_target": True}
         pytest.param({"retention": 2} | EXPLICIT, {1: 2, 4: 2, 5: 1}, id="retention, then explicit"),
         pytest.param({"retention": 5}, {1: 5}, id="retention goes down to the active segment"),
         pytest.param({"retention": 9}, {1: 5}, id="retention past the log"),
-        pytest.param({"local_retention": 3}, {3: 4, 5: 1}, id="local retention that is advice"),
-        pytest.param({"local_retention": 3} | STRICT, {2: 3, 3: 1, 5: 1}, id="strict local retention"),
-        pytest.param(
-            {"retention": 1, "local_retention": 3} | STRICT, {1: 1, 2: 2, 3: 1, 5: 1}, id="four phases"
-        ),
-        pytest.param(
-            {"retention": 3, "local_retention": 2} | STRICT, {1: 3, 3: 1, 5: 1}, id="no second time"
-        ),
-        pytest.param({"local_retention": 5} | STRICT, {2: 5}, id="strict down to the active segment"),
+        pytest.param({"local_retention": 3}, {2: 3, 3: 1, 5: 1}, id="past the local target"),
+        pytest.param({"retention": 1, "local_retention": 3}, {1: 1, 2: 2, 3: 1, 5: 1}, id="four phases"),
+        pytest.param({"retention": 3, "local_retention": 2}, {1: 3, 3: 1, 5: 1}, id="no second time"),
+        pytest.param({"local_retention": 5}, {2: 5}, id="local target down to the active segment"),
         pytest.param({"durable": 0}, {}, id="nothing durable"),
         pytest.param({"durable": 2}, {3: 2}, id="durable in part"),
         pytest.param({"durable": 4}, {3: 4}, id="all durable but the newest"),
         pytest.param({"durable": 1, "retention": 3}, {1: 1}, id="retention past durable"),
-        pytest.param(
-            {"durable": 2, "local_retention": 3} | STRICT, {2: 2}, id="local retention past durable"
-        ),
+        pytest.param({"durable": 2, "local_retention": 3}, {2: 2}, id="local retention past durable"),
         pytest.param({"gone": 2, "retention": 3}, {1: 1, 3: 1, 5: 1}, id="some on their way out"),
         pytest.param({"gone": 4}, {5: 1}, id="at two segments already"),
         pytest.param({"gone": 5}, {}, id="at the active segment already"),
@@ -98,7 +90,7 @@ def order_of_phases():
         space_partition("e-0", [1], active=7),
         space_partition("d-0", [1, 1], has_explicit_target=True, durable=1),
         space_partition("c-0", [1, 1], durable=1),
-        space_partition("b-0", [1, 1], local_retention=1, durable=1, is_strict=True),
+        space_partition("b-0", [1, 1], local_retention=1, durable=1),
         space_partition("a-0", [1, 1], retention=1, durable=1),
     ]
 
@@ -169,7 +161,7 @@ def test_retention_phase_takes_every_partition_of_the_same_size():
 @pytest.mark.parametrize(
     ("phase", "facts"),
     [
-        pytest.param(2, {"local_retention": 9, "is_strict": True}, id="phase 2"),
+        pytest.param(2, {"local_retention": 9}, id="phase 2"),
         pytest.param(3, {}, id="phase 3"),
         pytest.param(4, EXPLICIT, id="phase 4"),
     ],

@@ -49,8 +49,7 @@ def partitions_of(draw: st.DrawFn, name: TopicPartition) -> SpacePartition:
         gone=draw(st.sampled_from([0, 0, 0, 1, 2, 9])),
         durable=draw(st.just(len(closed)) | _count),
         retention=draw(st.just(0) | _count),
-        local_retention=draw(_count),
-        is_strict=draw(st.booleans()),
+        local_retention=draw(st.just(0) | _count),
         has_explicit_target=draw(st.booleans()),
         not_reclaimable=draw(st.sampled_from(["", "", "", "not tiered"])),
     )
@@ -105,7 +104,7 @@ def in_phase(one: SpacePartition, phase: Phase) -> list[LocalSegment]:
     newest_closed = closed_of(one)[-1:]
     limits = [
         lambda segment: segment.next_offset <= one.retention_next_offset,
-        lambda segment: one.is_strict and segment.next_offset <= one.local_retention_next_offset,
+        lambda segment: segment.next_offset <= one.local_retention_next_offset,
         lambda segment: not one.has_explicit_target and segment not in newest_closed,
         lambda segment: one.has_explicit_target and segment not in newest_closed,
         lambda _segment: True,
@@ -399,7 +398,6 @@ class DiskMachine(RuleBasedStateMachine):
                 durable_next_offset=log.durable * STEP,
                 retention_next_offset=0,
                 local_retention_next_offset=0,
-                is_strict=False,
                 has_explicit_target=log.is_explicit,
             )
             for name, log in self.logs.items()

@@ -116,6 +116,33 @@ async def test_logs_over_their_area_give_one_segment_each_in_turn(daemon, manage
 
 
 @virtually
+async def test_what_is_past_an_advised_target_goes_before_anything_recent(tmp_path, store, writers):
+    """A topic past its own target gives what is asked for; a topic within its target gives nothing."""
+    other = LogWriter(tmp_path, "bounded", 0)
+    writers.append(other)
+    for writer in writers:
+        for _ in range(SEGMENTS):
+            writer.closed_segment()
+    daemon = Daemon(tmp_path, store, writers, is_strict=False)
+    daemon.broker.configs["bounded"] = {"retention.local.target.bytes": str(segment_bytes(other))}
+    disk = Disk(writers)
+    manager = SpaceManager(
+        daemon.config,
+        reconciler=daemon.reconciler,
+        metrics=daemon.metrics,
+        ages_ms=daemon.clock,
+        measure=disk,
+    )
+    async with daemon.running():
+        before = on_disk(writers)
+        disk.shrink_by(segment_bytes(other) * 4)
+        (report,) = await manager.step()
+        await settle()
+    assert [len(one.removals) for one in report.plan.phases] == [1, 0, 0, 0, 0]
+    assert on_disk(writers) == [*before[:-1], before[-1] - 4]
+
+
+@virtually
 async def test_active_segments_stay_however_full_the_disk_is(daemon, manager, writers, disk):
     """The last phase ends before them."""
     async with daemon.running():
