@@ -92,7 +92,8 @@ def describe(
     List what each broker has of each partition, on its disks and in the bucket.
 
     A broker that cannot tell has a row with the error. Archived topics that no broker has any more
-    are listed without a broker.
+    are listed without a broker. Where kafka_enable_describe_log_dirs_remote_storage is false, only what is
+    on the brokers' disks is listed.
     """
     rows = run_async(_rows(loaded(config)))
     wanted = frozenset(name for names in topics or () for name in names.split(",") if name)
@@ -137,6 +138,10 @@ def aggregated(rows: Sequence[Row], into: Aggregate | None) -> list[Row]:
 
 
 async def _rows(config: Config) -> list[Row]:
+    if not config.kafka_enable_describe_log_dirs_remote_storage:
+        async with opened_broker(config) as broker:
+            directories = await broker.log_dir_sizes()
+        return sorted(local_and_remote_rows(directories, {}, bucket=""), key=_order)
     async with opened_archive(config, Metrics()) as archive, opened_broker(config) as broker:
         directories = await broker.log_dir_sizes()
         cluster = await broker.cluster_id()

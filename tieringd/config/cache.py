@@ -78,7 +78,7 @@ class Cache(BaseModel):
     """How old an archive may be known that another cluster writes, to `tieringd gateway --archive-only`."""
 
     kafka_enable_describe_log_dirs_remote_storage: Annotated[bool, Flag()] = True
-    """Whether the gateway's answers to DescribeLogDirs show the bucket as a directory, `remote://...`."""
+    """Whether the gateway and `logdirs describe` show the bucket as a log directory, `remote://...`."""
 
     @property
     def chunk_eviction(self) -> ChunkEvictionLimits:

@@ -20,7 +20,7 @@ class Transfers(BaseModel):
     model_config = STRICT
 
     cloud_storage_max_connections: Annotated[int, Number(1, 1024)] = 20
-    """Connections to the object store, for reads and writes together."""
+    """Connections to the object store for each processor that tieringd may use, by affinity and quota."""
     cloud_storage_initial_backoff_ms: Annotated[int, duration(1, 60 * _SECOND_MS), LIVE] = 100
     """The first pause before a request is tried again; it doubles from there."""
     cloud_storage_segment_upload_timeout_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 30 * _SECOND_MS

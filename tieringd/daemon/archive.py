@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
 from tieringd.daemon.beside import layout_of
 from tieringd.policies.upload_control import UploadPace
+from tieringd.processors import usable_processors
 from tieringd.services.history import History
 from tieringd.services.remote_log import RemoteLog
 from tieringd.services.upload_gate import UploadGate
@@ -51,7 +51,7 @@ class Archive:
 
 def max_uploads(config: Config) -> int:
     """Return how many uploads may run at once: each holds a connection and a thread, which run out first."""
-    return min(max_connections(config), 4 * (os.cpu_count() or 1))
+    return min(max_connections(config), 4 * usable_processors())
 
 
 def _full_pace(config: Config) -> UploadPace:

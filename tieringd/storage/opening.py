@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Final, Literal
 
 from tieringd.errors import ConfigError
+from tieringd.processors import usable_processors
 from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.file import FileStore
 from tieringd.storage.file_root import create_root, make_marker
@@ -122,8 +122,8 @@ def place_of(config: Config) -> str:
 
 
 def max_connections(config: Config) -> int:
-    """Return how many connections there are at once: the property counts them for each processor."""
-    return config.cloud_storage_max_connections * (os.cpu_count() or 1)
+    """Return how many connections there are at once: the property counts them for each usable processor."""
+    return config.cloud_storage_max_connections * usable_processors()
 
 
 def store_limits(config: Config) -> StoreLimits:

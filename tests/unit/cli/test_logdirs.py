@@ -48,6 +48,14 @@ def test_logdirs_lists_the_disk_and_the_bucket(site):
     ]
 
 
+def test_bucket_is_not_listed_where_the_configuration_hides_it(site, tmp_path):
+    """The property of the gateway's answers holds for the command as well."""
+    hiding = tmp_path / "hiding.yaml"
+    hiding.write_text(site.config.read_text() + "kafka_enable_describe_log_dirs_remote_storage: false\n")
+    (row,) = run_json("logdirs", "describe", "--config", str(hiding))
+    assert (row["dir"], row["size"]) == (str(site.root / "logs"), LOCAL_BYTES)
+
+
 def test_logdirs_table_has_the_columns_of_rpk(site):
     """The columns are in capitals; a sum has only those that it sums into."""
 
