@@ -87,6 +87,15 @@ def _broker(config: Config) -> Iterator[Finding]:
             yield Finding(
                 (("cluster_id",), kind), "remove the line: the broker knows its cluster's id itself"
             )
+        if (
+            config.broker.kind == "redpanda"
+            and config.cloud_storage_segment_max_upload_interval_sec is not None
+        ):
+            yield Finding(
+                (("cloud_storage_segment_max_upload_interval_sec",), kind),
+                "remove it: a Redpanda log is uploaded in whole segments; to bound how long a record waits, "
+                "set segment.ms on the topic, or log_segment_ms in the cluster",
+            )
         return
     for name in ("bootstrap", "node_id", "security"):
         if getattr(config.broker, name) != type(config.broker).model_fields[name].default:

@@ -41,3 +41,14 @@ NOT_APPLICABLE_TO_TOPICS: Mapping[str, str] = MappingProxyType(
     {"redpanda.remote.recovery": _RECOVERY, "segment.bytes": _ROLLING, "segment.ms": _ROLLING}
 )
 """The same for topic properties under `topics`."""
+
+SECTIONS_OF_OTHERS: Mapping[str, str] = MappingProxyType(
+    {
+        "redpanda": "redpanda.yaml's section is not read here; write its cluster properties at the top level",
+        "rpk": (
+            "rpk's section is not read here; write tune_ballast_file, ballast_file_path and "
+            "ballast_file_size at the top level"
+        ),
+    }
+)
+"""Sections of redpanda.yaml, and where their properties belong here."""

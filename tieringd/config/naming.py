@@ -14,6 +14,7 @@ from tieringd.config.gateway import GatewayConfig
 from tieringd.config.known import (
     NOT_APPLICABLE,
     NOT_APPLICABLE_TO_TOPICS,
+    SECTIONS_OF_OTHERS,
 )
 from tieringd.config.model import AdminConfig, BrokerConfig, Config, LogConfig, Security
 from tieringd.config.topic_properties import TopicProperties
@@ -56,6 +57,8 @@ def why_not_applicable(place: Place) -> str | None:
 def explain_unknown(place: Place) -> str:
     """Return what to say of a name that its section does not have."""
     section, name = _section(place), str(place[-1])
+    if not section and name in SECTIONS_OF_OTHERS:
+        return SECTIONS_OF_OTHERS[name]
     accepted = NOT_APPLICABLE_TO_TOPICS if section == _TOPIC else NOT_APPLICABLE if not section else ()
     for other, model in SECTIONS.items():
         if name in property_names(model) and other != section:

@@ -78,6 +78,15 @@ def test_kafka_broker_needs_bootstrap_and_knows_its_cluster():
     assert parsed(SMALLEST + "cluster_id: mine\n").cluster_id == "mine"
 
 
+def test_parts_of_redpandas_segments_are_not_promised():
+    """An interval that would have no effect is refused with a remedy; null is as good as absent."""
+    redpanda = SMALLEST.replace("kind: none", "kind: redpanda\n  bootstrap: [h:9092]")
+    name = "cloud_storage_segment_max_upload_interval_sec"
+    (problem,) = problems_of(redpanda + f"{name}: 1h\n")
+    assert problem.startswith(f"t.yaml:6: {name}: remove it: a Redpanda log is uploaded in whole segments")
+    parsed(redpanda + f"{name}: null\n")
+
+
 @pytest.mark.parametrize("inside", ["/srv/logs", "/srv/logs/state", "/srv/logs/../logs/a/b"])
 def test_own_directories_stay_out_of_the_log_directories(inside):
     """Kafka does not start when it finds a directory that it does not know."""

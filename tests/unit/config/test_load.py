@@ -131,6 +131,10 @@ log: {}
         pytest.param("segment.ms: 1", "did you mean log_segment_ms?", id="ignored-topic-property-at-the-top"),
         pytest.param("topics: {a: {log.roll.ms: 1}}", "unknown property", id="ignored-of-a-topic"),
         pytest.param("broker2: {}", "did you mean broker?", id="section-name"),
+        pytest.param(
+            "rpk: {tune_ballast_file: true}", "write tune_ballast_file, ballast_file_path", id="rpk"
+        ),
+        pytest.param("redpanda: {}", "write its cluster properties at the top level", id="redpanda"),
         pytest.param("1: x", "no name is near it", id="number-as-name"),
     ],
 )
