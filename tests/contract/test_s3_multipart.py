@@ -155,6 +155,20 @@ async def test_completion_that_another_writer_forestalls_is_given_up(  # noqa: P
     assert unfinished(client, prefix) == []
 
 
+async def test_part_of_which_the_store_has_other_bytes_is_no_success(  # noqa: PLR0917 - fixtures
+    store_at, endpoint, bucket, client, prefix, slice_of
+):
+    """The answer to a part tells its checksum, and is compared."""
+    async with fault_proxy(endpoint) as proxy:
+        store = await store_at(proxy.url)
+        answer = Answer("200 OK", headers={"ETag": '"part"', "x-amz-checksum-crc32c": "AAAABw=="})
+        proxy.spoil(answer, where=lambda each: "partNumber=2" in each.path)
+        with pytest.raises(StorageUnavailable, match="other bytes of a part"):
+            await put(store, slice_of(DATA))
+    assert bucket.keys() == []
+    assert unfinished(client, prefix) == []
+
+
 async def test_wrong_checksum_is_refused(store, bucket, client, prefix, slice_of):
     """Parts that do not add up to the announced checksum never become an object."""
     with pytest.raises(ChecksumRejected):

@@ -149,6 +149,18 @@ async def test_trouble_of_the_server_is_worth_another_try(status, code, outcome_
         assert not caught.value.outcome_unknown
 
 
+async def test_put_tells_the_checksum_of_the_answer():
+    """A server that tells what it has got is believed before what was announced."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_body()
+        wrong = base64.b64encode((7).to_bytes(4, "big")).decode()
+        await exchange.answer("200 OK", b"", x_amz_checksum_crc32c=wrong, **MODIFIED)
+
+    async with store_of(handle) as store:
+        assert (await store.put("key", b"content", crc32c=crc32c(b"content"))).crc32c == 7
+
+
 @pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted", ""])
 async def test_conflict_is_no_lost_condition(code):
     """Two writes that meet may both be refused: nobody came first then, and a caller must not believe so."""
