@@ -16,11 +16,14 @@ BUCKET = "benchmark"
 SERVED_KEY = "served"
 """The one object that can be read, in ranges. A key of no upload."""
 SERVED_BYTES = 64 << 20
+TRIAL_PREFIX = "tieringd-probe/"
+"""What comes below it has a wrong checksum. A store that takes it is read back, and nothing is kept here."""
 
 _CREATED = (
     "<InitiateMultipartUploadResult><Bucket>{bucket}</Bucket><Key>{key}</Key><UploadId>1</UploadId>"
     "</InitiateMultipartUploadResult>"
 )
+_WRONG_CHECKSUM = "<Error><Code>BadDigest</Code><Message>the checksum is wrong</Message></Error>"
 _NO_SUCH_KEY = "<Error><Code>NoSuchKey</Code><Message>nothing is kept</Message></Error>"
 _EMPTY_LISTING = "<ListBucketResult><KeyCount>0</KeyCount><IsTruncated>false</IsTruncated></ListBucketResult>"
 _COMPLETED = (
@@ -119,7 +122,9 @@ def split_google_body(request: Request, begun: bytes) -> tuple[dict[str, str], i
 
 
 def google_object(description: dict[str, str], size_bytes: int) -> bytes:
-    """Answer an upload with the object's document."""
+    """Answer an upload with the object's document; a trial of the store is refused."""
+    if TRIAL_PREFIX in description["name"]:
+        return response("400 Bad Request", "the crc32c is wrong")
     document = {
         **description,
         "size": str(size_bytes),
@@ -140,7 +145,9 @@ def parts_completed(request: Request) -> bytes:
 
 
 def stored(request: Request) -> bytes:
-    """Answer a PUT: Azure's has another status."""
+    """Answer a PUT: Azure's has another status. A trial of the store is refused."""
+    if TRIAL_PREFIX in request.key:
+        return response("400 Bad Request", _WRONG_CHECKSUM)
     return response("201 Created" if "x-ms-version" in request.fields else "200 OK")
 
 

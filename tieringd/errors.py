@@ -17,6 +17,7 @@ TieringError
 │   └── StoreFull             no room on the file store's disk
 ├── BrokerDenied              the broker refuses an operation for good
 ├── FencedError               another writer owns the partition: stop, do not retry
+│   └── RivalWriter           another process writes under the same leader epoch
 ├── LogGapError               the local log no longer reaches the remote log
 ├── DataLossError             records that a reader asked for are not in the archive
 ├── ProtocolViolation         a peer sent what is no Kafka message: close its connection
@@ -135,6 +136,22 @@ class BrokerDenied(TieringError):
 
 class FencedError(TieringError):
     """Another writer owns the partition's manifest: this archiver stops, and does not retry."""
+
+
+class RivalWriter(FencedError):
+    """
+    Another process has committed to the manifest under the same leader epoch.
+
+    One such commit may be the last request of a process that has ended, on its way until now. A second one
+    is of a process that lives: see `services.claim`. *writer_id* and *commit_number* tell commits apart.
+    """
+
+    def __init__(
+        self, message: str, *, writer_id: str = "", commit_number: int = 0, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.writer_id = writer_id
+        self.commit_number = commit_number
 
 
 class LogGapError(TieringError):

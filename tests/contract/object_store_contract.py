@@ -27,6 +27,7 @@ from tieringd.errors import (
     PreconditionFailed,
 )
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource, TimedStore
+from tieringd.storage.checked_puts import CheckedPuts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -281,6 +282,20 @@ class ObjectStoreContract:
             with pytest.raises(ChecksumRejected):
                 await store.put("key", body, crc32c=crc32c(data) ^ 1)
         assert bucket.read("key") is None
+
+    async def test_trial_tells_whether_checksums_are_compared(self, store, bucket: Bucket, slice_of):
+        """One object with a wrong checksum tells it, and nothing stays of it; reading back finds no fault."""
+        puts = CheckedPuts(store)
+        await puts.find_out()
+        assert puts.reads_back is not self.verifies_checksums
+        assert await listed(store, "", limit=1000) == [[]]
+        puts.reads_back = True
+        data = content(9 * MIB)
+        for number, body in enumerate((b"", data, slice_of(data))):
+            size_bytes = len(data) if number else 0
+            info = await puts.put("key", body, crc32c=crc32c(data[:size_bytes]))
+            assert (info.size_bytes, info.crc32c) == (size_bytes, crc32c(data[:size_bytes]))
+        assert bucket.read("key") == data
 
     @pytest.mark.parametrize("size", [pytest.param(1000, id="small"), pytest.param(2 * MIB, id="large")])
     async def test_file_that_was_truncated_is_reported(self, store, bucket: Bucket, slice_of, size: int):

@@ -107,6 +107,20 @@ class TestAzureStoreWithAzurite(ObjectStoreContract, MissingBucketContract, Nest
         await block_store.put("key", body, crc32c=crc32c(data), condition=IfVersion(second.version))
         assert bucket.read("key") == data
 
+    async def test_emulator_compares_the_md5_that_bytes_carry(self, store, bucket, prefix):
+        """Our own comparison of the CRC32C is before the request; on the way, this one counts."""
+        headers = {
+            "x-ms-blob-type": "BlockBlob",
+            "Content-Type": "application/octet-stream",
+            "Content-MD5": base64.b64encode(bytes(16)).decode(),
+        }
+        call = Call("put", "contract", "key")
+        with pytest.raises(StorageError, match="contentMD5 doesn't match"):
+            await store._requests.send(
+                call, "PUT", f"{prefix}/key", headers=headers, content=b"content", accept=frozenset({201})
+            )
+        assert bucket.read("key") is None
+
     async def test_blocks_of_an_unfinished_upload_are_in_no_listing(self, block_store, slice_of):
         """What a cancelled upload leaves behind has no name."""
         data = content(10 * MIB)

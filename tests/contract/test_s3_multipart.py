@@ -134,24 +134,38 @@ async def test_only_the_expected_version_is_replaced(store, bucket, client, pref
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "error"),
     [
-        pytest.param(said("412 Precondition Failed", "PreconditionFailed"), id="412"),
-        pytest.param(said("409 Conflict", "ConditionalRequestConflict"), id="409"),
+        pytest.param(said("412 Precondition Failed", "PreconditionFailed"), PreconditionFailed, id="412"),
+        pytest.param(said("409 Conflict", "ConditionalRequestConflict"), StorageUnavailable, id="409"),
     ],
 )
-async def test_completion_that_another_writer_forestalls_is_a_lost_precondition(  # noqa: PLR0917 - fixtures
-    store_at, endpoint, bucket, client, prefix, slice_of, answer
+async def test_completion_that_another_writer_forestalls_is_given_up(  # noqa: PLR0917 - fixtures
+    store_at, endpoint, bucket, client, prefix, slice_of, answer, error
 ):
-    """Either of Amazon's answers to a completion that loses is raised as that, and the parts are gone."""
+    """A lost condition is final, a conflict is tried again; after either, the parts are gone."""
     async with fault_proxy(endpoint) as proxy:
         store = await store_at(proxy.url)
         first = await store.put("key", b"first", crc32c=crc32c(b"first"))
         proxy.spoil(answer, where=lambda each: each.method == "POST" and "uploadId=" in each.path)
-        with pytest.raises(PreconditionFailed):
+        with pytest.raises(error):
             await put(store, slice_of(DATA), condition=IfVersion(first.version))
         assert proxy.faults_left == 0
     assert bucket.read("key") == b"first"
+    assert unfinished(client, prefix) == []
+
+
+async def test_part_of_which_the_store_has_other_bytes_is_no_success(  # noqa: PLR0917 - fixtures
+    store_at, endpoint, bucket, client, prefix, slice_of
+):
+    """The answer to a part tells its checksum, and is compared."""
+    async with fault_proxy(endpoint) as proxy:
+        store = await store_at(proxy.url)
+        answer = Answer("200 OK", headers={"ETag": '"part"', "x-amz-checksum-crc32c": "AAAABw=="})
+        proxy.spoil(answer, where=lambda each: "partNumber=2" in each.path)
+        with pytest.raises(StorageUnavailable, match="other bytes of a part"):
+            await put(store, slice_of(DATA))
+    assert bucket.keys() == []
     assert unfinished(client, prefix) == []
 
 

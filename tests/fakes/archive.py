@@ -7,6 +7,7 @@ And short words for what tests do with them: look at a log, archive it, read it 
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from tests.builders import DEFAULT_TIME_MS
@@ -44,6 +45,10 @@ if TYPE_CHECKING:
     from tieringd.config import Config
     from tieringd.model.manifest import PartitionManifest
     from tieringd.storage.base import ObjectStore
+
+
+LOOKS = count(1)
+"""The numbers of looks."""
 
 
 class Clock:
@@ -259,7 +264,7 @@ def observed(
 ) -> Observation:
     """Return a look at *writer*'s log as it is now; without a target nothing is trimmed."""
     topic = topic_config(target_ms=target_ms, target_bytes=target_bytes, **changes)
-    return Observation(writer.local_log(), writer.bounds(), topic)
+    return Observation(writer.local_log(), writer.bounds(), topic, look=next(LOOKS))
 
 
 async def archived(writer: LogWriter, archive: Archive) -> PartitionManifest:

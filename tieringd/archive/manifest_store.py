@@ -5,6 +5,9 @@ A commit names the version it was made from. When that version is no longer the 
 someone else has written: unless that was under an older leader epoch, the writer is fenced and
 stops. A commit whose outcome is unknown is looked up, and recognised by the writer id and
 commit number inside the stored manifest.
+
+A refusal proves nothing by itself: a store may refuse a write although nothing has changed (S3 answers 409
+to writes that meet). So the manifest is read after each refusal, and only what it says fences.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from tieringd.errors import (
     FencedError,
     ObjectNotFound,
     PreconditionFailed,
+    RivalWriter,
     StorageUnavailable,
 )
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
@@ -119,7 +123,8 @@ class ManifestStore:
         Replace *stored* by *manifest*, under the leader epoch this broker holds now.
 
         Raises:
-            FencedError: A newer leader epoch, or another writer under the same one, owns the manifest.
+            FencedError: A newer leader epoch owns the manifest, or it was removed.
+            RivalWriter: Another writer has committed under the same leader epoch.
             StorageUnavailable: Nothing is known to have changed; load again and go on from there.
         """
         if stored.manifest is not None and stored.manifest.leader_epoch > leader_epoch:
@@ -141,7 +146,7 @@ class ManifestStore:
                 manifest_key(signed.partition), data, crc32c=crc32c(data), condition=condition
             )
         except PreconditionFailed:
-            return await self._after_lost_swap(signed)
+            return await self._after_lost_swap(stored, signed)
         except StorageUnavailable as error:
             if not error.outcome_unknown:
                 raise
@@ -201,11 +206,20 @@ class ManifestStore:
             return StoredManifest(signed, info.version, len(data))
         raise StorageUnavailable(f"the manifest of {partition} is being changed by its archiver all the time")
 
-    async def _after_lost_swap(self, signed: PartitionManifest) -> StoredManifest:
-        """Tell a commit of our own that took effect from one of another writer."""
+    def is_rival(self, manifest: PartitionManifest) -> bool:
+        """Say whether another archiving process committed *manifest*; a job's edit is nobody's commit."""
+        return manifest.writer_id not in {self._writer_id, ""} and not manifest.writer_id.endswith(EDIT_MARK)
+
+    async def _after_lost_swap(self, stored: StoredManifest, signed: PartitionManifest) -> StoredManifest:
+        """Tell a commit of our own that took effect from one of another writer, and from none at all."""
         found = await self.load(signed.partition)
         if found.manifest == signed:
             return found
+        if found.version == stored.version:
+            raise StorageUnavailable(
+                f"the store refused a commit of {signed.partition}, and the manifest has not changed: it is "
+                f"committed again"
+            )
         if found.manifest is not None and found.manifest.writer_id == self._writer_id:
             raise StorageUnavailable(
                 f"an earlier commit of {signed.partition} took effect late; reading the manifest again"
@@ -235,7 +249,7 @@ class ManifestStore:
             return found
         if found.version == stored.version:
             raise error
-        return await self._after_lost_swap(signed)
+        return await self._after_lost_swap(stored, signed)
 
     async def load_topic(self, key: TopicKey) -> TopicManifest | None:
         """Read a topic's manifest; None when the bucket holds none."""
@@ -313,8 +327,15 @@ def fenced_by(owner: PartitionManifest, leader_epoch: int) -> FencedError:
             f"leader epoch {owner.leader_epoch} owns the manifest of {owner.partition}, and this daemon "
             f"holds epoch {leader_epoch}: it no longer archives the partition"
         )
-    return FencedError(
+    return rival_writer(owner)
+
+
+def rival_writer(owner: PartitionManifest) -> RivalWriter:
+    """Return why a process may not go on that meets *owner*'s writer under its own leader epoch."""
+    return RivalWriter(
         f"another daemon (writer {owner.writer_id}) archives {owner.partition} under the same leader epoch "
-        f"{leader_epoch}: this one has stopped archiving it",
+        f"{owner.leader_epoch}: this one has stopped archiving it",
+        writer_id=owner.writer_id,
+        commit_number=owner.commit_number,
         hint="Run one tieringd for each broker and log directory, then restart this one",
     )

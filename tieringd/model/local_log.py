@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from tieringd.model.partition import TopicPartition
     from tieringd.model.segment import EpochStart, LocalSegment
+
+
+Hole: TypeAlias = tuple[int, int]
+"""Offsets that no segment of a log has, between two that are there: the first one, and the one after them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +48,12 @@ class LocalLog:
         return self.segments[0].base_offset if self.segments else None
 
     @property
-    def bases_after_holes(self) -> frozenset[int]:
-        """Return the base of each segment that does not begin where the one before it ended."""
+    def holes(self) -> frozenset[Hole]:
+        """Return the holes: where a segment does not begin at the end of the one before it."""
         return frozenset(
-            segment.base_offset
+            (before.next_offset, segment.base_offset)
             for before, segment in pairwise(self.segments)
-            if before.next_offset != segment.base_offset
+            if before.next_offset is not None and before.next_offset != segment.base_offset
         )
 
     @property

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.errors import ConfigError, ObjectNotFound, PreconditionFailed, TieringError
+from tieringd.errors import ConfigError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.services.partition_mover import PartitionCopy, is_copy
-from tieringd.storage.base import IfAbsent
+from tieringd.storage.creating import create
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -239,10 +239,8 @@ class ArchiveMover:
             data, _ = await self._source.store.get(key)
         except ObjectNotFound:
             return
-        try:
-            await self._target.store.put(key, data, crc32c=crc32c(data), condition=IfAbsent())
-        except PreconditionFailed:
-            return  # Of an earlier pass, or of a daemon there.
+        # One that is there is of an earlier pass, or of a daemon there.
+        await create(self._target.store, key, data, crc32c=crc32c(data))
 
     def _total(self, copy: PartitionCopy) -> PartitionCopy:
         """Add to what was done to the partition so far, and return the sum."""

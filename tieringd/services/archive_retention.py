@@ -100,7 +100,10 @@ class ArchiveRetention:
         self._first: FirstLook | None = None
         self._log_looks: tuple[LogLook, ...] = ()
         """The last two, at most."""
-        self._log_seen: Observation | None = None
+        self._log_look: int | None = None
+        """The number of the last one."""
+        self._awaits_look = False
+        """Whether the last look alone would let go of what is held."""
 
     async def step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """
@@ -140,7 +143,9 @@ class ArchiveRetention:
             times += [one.retired_at_ms for one in manifest.spillover.retired[:1]]
         retired_at_ms = min(times, default=math.inf)
         look_ms = expiry_due_ms(manifest, seen.topic.total, self._first, interval_ms=pace.interval_ms)
-        if self._last is None or self._last.seen is not seen:
+        if self._awaits_look:
+            return -math.inf
+        if self._last is None or not seen.shows_same(self._last.seen):
             look_ms = -math.inf
         if self._last is not None:
             look_ms = max(look_ms, self._last.at_ms + pace.interval_ms)
@@ -152,9 +157,9 @@ class ArchiveRetention:
 
         A commit of its own: objects go only after it, so that what is held can always take its place again.
         """
-        if seen is self._log_seen:
+        if seen.look == self._log_look:
             return stored
-        self._log_seen = seen
+        self._log_look = seen.look
         topic = seen.topic
         look = LogLook(
             seen.bounds.log_start_offset,
@@ -162,11 +167,13 @@ class ArchiveRetention:
         )
         self._log_looks = (*self._log_looks[-1:], look)
         manifest = stored.existing
+        self._awaits_look = bool(plan_release(manifest, (look,)))
         if len(self._log_looks) < LOOKS_TO_RELEASE:
             return stored
         release = plan_release(manifest, self._log_looks)
         if not release or not await self._claim.is_current():
             return stored
+        self._awaits_look = False
         left = manifest.released(release.settled).released(release.in_log, is_settled=False)
         if release.is_all_settled:
             left = replace(left, unsettled=None)
@@ -183,6 +190,8 @@ class ArchiveRetention:
             return False
         if self._last is None:
             return True
+        if self._last.seen.look == seen.look:
+            return False  # It would confirm itself.
         passed_ms = self._clock() - self._last.at_ms
         return not 0 <= passed_ms < seen.topic.retention_pace.interval_ms
 

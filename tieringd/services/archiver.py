@@ -26,6 +26,7 @@ from tieringd.services.change_queue import ChangeQueue
 from tieringd.services.claim import Claim
 from tieringd.services.gap_recorder import GapRecorder
 from tieringd.services.hint_publisher import HintPublisher
+from tieringd.services.hole_watch import HoleWatch
 from tieringd.services.lineage_keeper import LineageKeeper
 from tieringd.services.partition_gauges import PartitionGauges
 from tieringd.services.quarantine import Quarantine
@@ -96,6 +97,7 @@ class Archiver:
         self._lineage = LineageKeeper(
             leadership, self._claim, layout=layout, spillovers=manifests.spillovers, now_ms=clock
         )
+        self._holes = HoleWatch()
         self._uploader = Uploader(leadership, remote_log)
         self._quarantine = Quarantine(leadership.partition, metrics=metrics)
         self._gauges = PartitionGauges(leadership.partition, metrics=metrics)
@@ -181,7 +183,7 @@ class Archiver:
 
     def is_at_rest(self, seen: Observation) -> bool:
         """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
-        return seen is self._rests_on and self._clock() < self._rests_until_ms and not self._changes
+        return seen.shows_same(self._rests_on) and self._clock() < self._rests_until_ms and not self._changes
 
     async def step(self, seen: Observation) -> StepResult:
         """
@@ -203,6 +205,7 @@ class Archiver:
 
     async def _step(self, seen: Observation) -> StepResult:
         self._rests_on = None
+        self._holes.note(seen)
         last = self.last_manifest
         self.backlog_bytes = plan_uploads(
             seen.uploadable,
@@ -215,11 +218,14 @@ class Archiver:
             lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
         )
         self._report_coverage(stored.existing, seen)
-        stored, waits_because = await self._lineage.keep(stored, seen)
+        stored, waits_because = await self._lineage.keep(stored, seen, new_holes=self._holes.new)
         if waits_because:
             left = self._publish(stored.existing, seen)
             return StepResult(
-                pending_segments=left.pending_segments, waits_because=waits_because, waits_for_lineage=True
+                pending_segments=left.pending_segments,
+                waits_because=waits_because,
+                waits_for_lineage=True,
+                needs_another_look=bool(self._holes.new),
             )
         stored = await self._spiller.take_back(stored, seen)
         stored = await self._upload_times.keep(stored, seen)
@@ -340,6 +346,7 @@ class Archiver:
             slices,
             next_offset=stored.existing.next_offset,
             urgency=self._urgency(stored.existing, seen),
+            final_holes=self._holes.confirmed,
         )
         if outcome.admitted:
             appended = self._appended(stored.existing, outcome.admitted, seen)

@@ -4,6 +4,11 @@ The claim: one partition's manifest under one leader epoch, from the first look 
 All that an archiver knows of the bucket is here, and changes only after the bucket did. What the
 bucket is found to hold newly is said and counted once, whoever's answer told of it: the answer
 of a commit may be lost after the commit took effect.
+
+The process that archived the partition before this one, under the same leader epoch, may have ended with a
+commit on its way. That commit may take effect now, and once: each commit names the version that it was made
+from, and a process that has ended reads no newer one. So the first commit of another process under our epoch
+is taken over. The second one shows that another process is alive, and fences.
 """
 
 from __future__ import annotations
@@ -13,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archive.manifest_store import fenced_by, fenced_by_removal
-from tieringd.errors import BucketNotFound, StorageError, StorageUnavailable
+from tieringd.archive.manifest_store import fenced_by, fenced_by_removal, rival_writer
+from tieringd.errors import BucketNotFound, RivalWriter, StorageError, StorageUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +56,10 @@ class Claim:
         self._known = known
         self._stored: StoredManifest | None = None
         self._announced: PartitionManifest | None = None
+        self._has_held = False
+        """Whether we have read or written the manifest under our leader epoch."""
+        self._rival_commit: tuple[str, int] | None = None
+        """The writer and number of the one commit of another process that came in after that."""
         self._looked_at_ms = 0
         self._log = log.bind(
             topic=leadership.partition.topic,
@@ -82,7 +91,8 @@ class Claim:
         *log_start_offset* under an earlier leader nobody can tell: it counts as our own trim.
 
         Raises:
-            FencedError: A newer leader epoch owns it; or it was there, and someone has removed it.
+            FencedError: A newer leader epoch owns it; or it was there, and someone has removed it; or another
+                process commits under our leader epoch.
             CorruptDataError: The stored manifest is damaged.
         """
         if self._stored is not None:
@@ -98,6 +108,8 @@ class Claim:
         if found is None and self._known is not None and self._known.manifest is not None:
             # To begin anew would make orphans of all that it named.
             raise fenced_by_removal(partition)
+        if found is not None and self._is_rivals(stored):
+            self._take_over(rival_writer(found))
         self._known = stored
         if found is None or found.leader_epoch < leader_epoch:
             manifest = found or begin()
@@ -114,7 +126,16 @@ class Claim:
             StorageUnavailable: The next use reads it again.
         """
         self._stored = None
-        committed = await self._manifests.commit(stored, manifest, leader_epoch=self._leadership.leader_epoch)
+        try:
+            committed = await self._manifests.commit(
+                stored, manifest, leader_epoch=self._leadership.leader_epoch
+            )
+        except RivalWriter as rival:
+            self._take_over(rival)
+            raise StorageUnavailable(
+                f"a commit of another process (writer {rival.writer_id}) came first, perhaps the last one of "
+                f"a process that has ended; reading the manifest of {self._leadership.partition} again"
+            ) from rival
         self._metrics.manifest_commits.labels(self._leadership.partition.topic).inc()
         return self._hold(committed)
 
@@ -194,8 +215,37 @@ class Claim:
         """Return what was committed last; *stored*, which was before it, while that is not known."""
         return self._stored or stored
 
+    def _is_rivals(self, stored: StoredManifest) -> bool:
+        """Say whether another process committed *stored* under our epoch after we had held the manifest."""
+        found = stored.existing
+        return (
+            self._has_held
+            and (self._known is None or stored.version != self._known.version)
+            and found.leader_epoch == self._leadership.leader_epoch
+            and self._manifests.is_rival(found)
+        )
+
+    def _take_over(self, rival: RivalWriter) -> None:
+        """
+        Take note of a commit of another process; the same commit may be met twice.
+
+        Raises:
+            RivalWriter: It is the second commit, so that process is alive.
+        """
+        commit = (rival.writer_id, rival.commit_number)
+        if self._rival_commit not in {None, commit}:
+            raise rival
+        if self._rival_commit is None:
+            self._log.warning(
+                "another process has committed under our leader epoch; one such commit is taken over",
+                writer_id=rival.writer_id,
+                commit_number=rival.commit_number,
+            )
+        self._rival_commit = commit
+
     def _hold(self, stored: StoredManifest) -> StoredManifest:
         self._stored = self._known = stored
+        self._has_held = True
         self._announce(stored.existing)
         return stored
 

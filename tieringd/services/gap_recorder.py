@@ -1,7 +1,8 @@
 """
 Recording gaps: offsets that left the disk before they were copied, and what can never be copied.
 
-A gap in the archive is for ever, so what is only missing takes two looks, and data to follow it.
+A gap in the archive is for ever, so what is only missing takes two looks, and data to follow it. Two looks
+are two numbers (`Observation.look`): however often one look is acted on, it says the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.upload import UploadPlan
+    from tieringd.policies.upload import MissingRange, UploadPlan
     from tieringd.services.claim import Claim
     from tieringd.services.observation import Observation
 
@@ -31,7 +32,8 @@ class GapRecorder:
         self._claim = claim
         self._now_ms = now_ms
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
-        self._missing_seen_at: int | None = None
+        self._missed: tuple[int, MissingRange] | None = None
+        """What an earlier look missed, with its number."""
 
     async def record_missing(
         self, stored: StoredManifest, plan: UploadPlan, seen: Observation
@@ -43,16 +45,18 @@ class GapRecorder:
         """
         missing = plan.missing
         if missing is None or not plan.slices:
-            self._missing_seen_at = None
+            self._missed = None
             return stored, 0, missing is None
-        if self._missing_seen_at != missing.last_offset:
-            self._missing_seen_at = missing.last_offset
+        if self._missed is None or not _covers(self._missed[1], missing):
+            self._missed = (seen.look, missing)
             self._log.warning(
                 "local log begins after the archive's end; looking again before a gap is recorded",
                 archive_next_offset=missing.base_offset,
                 local_first_offset=missing.last_offset + 1,
                 path=seen.log.partition.path,
             )
+            return stored, 0, False
+        if self._missed[0] == seen.look:
             return stored, 0, False
         reason = "the broker removed these offsets before they were copied"
         return await self.record(stored, missing.base_offset, missing.last_offset, reason), 1, True
@@ -69,3 +73,7 @@ class GapRecorder:
         """
         gap = Gap(base_offset, last_offset, reason, self._now_ms())
         return await self._claim.commit(stored, stored.existing.with_gap(gap))
+
+
+def _covers(earlier: MissingRange, missing: MissingRange) -> bool:
+    return earlier.base_offset <= missing.base_offset and missing.last_offset <= earlier.last_offset

@@ -17,7 +17,6 @@ from tieringd.errors import (
     ConfigError,
     CorruptDataError,
     ObjectNotFound,
-    PreconditionFailed,
     StorageUnavailable,
 )
 from tieringd.formats.history_link import decode_history_link, encode_history_link
@@ -31,7 +30,7 @@ from tieringd.formats.object_keys import (
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.history_part import history_part
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
-from tieringd.storage.base import IfAbsent
+from tieringd.storage.creating import create
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,19 +77,14 @@ class History:
                 leads to is being purged.
         """
         await self._require_no_loop(link)
-        data, is_new = encode_history_link(link), True
-        try:
-            await self._store.put(
-                history_link_key(link.topic), data, crc32c=crc32c(data), condition=IfAbsent()
+        data = encode_history_link(link)
+        is_new = await create(self._store, history_link_key(link.topic), data, crc32c=crc32c(data))
+        if not is_new and await self._load(link.topic) != link:
+            raise ConfigError(
+                f"topic {link.topic.topic} ({link.topic.topic_id}) goes on from another archive already, "
+                "or from another offset of it",
+                hint="Delete the topic, create it again and come again: it has a new id then",
             )
-        except PreconditionFailed as error:
-            is_new = False
-            if await self._load(link.topic) != link:
-                raise ConfigError(
-                    f"topic {link.topic.topic} ({link.topic.topic_id}) goes on from another archive already, "
-                    "or from another offset of it",
-                    hint="Delete the topic, create it again and come again: it has a new id then",
-                ) from error
         # Looked at after the link is stored: a purge that is claimed later sees the link.
         history = await self._manifests.load_topic(link.history)
         if history is not None and history.lifecycle in BEYOND_RETURN:

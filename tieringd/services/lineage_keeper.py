@@ -22,11 +22,12 @@ from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, wh
 from tieringd.policies.record_removal import cut_for_unsettled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.broker.layout import Layout
+    from tieringd.model.local_log import Hole
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.services.claim import Claim
@@ -58,9 +59,14 @@ class LineageKeeper:
             leader_epoch=leadership.leader_epoch,
         )
 
-    async def keep(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, str]:
+    async def keep(
+        self, stored: StoredManifest, seen: Observation, *, new_holes: Collection[Hole] = ()
+    ) -> tuple[StoredManifest, str]:
         """
         Cut off what of the archive is not the leader's: its log takes that place.
+
+        Nothing is cut off while the log has *new_holes*, which no earlier look has found: where a transaction
+        began that is open at the divergence may be in one of them.
 
         Returns the manifest, and why nothing may be appended to it yet; empty when it may.
 
@@ -84,6 +90,12 @@ class LineageKeeper:
         replacement = plan.replacement
         if replacement is None:
             return stored, "" if plan.lineage.may_append else plan.reason
+        if new_holes:
+            base_offset, next_offset = min(new_holes)
+            return stored, (
+                f"{plan.reason}; offsets {base_offset} to {next_offset - 1} are missing on disk, and the "
+                "next look has to find so as well"
+            )
         if replacement.only_archived is not None:
             # A cut would lose what was promised to be durable: an operator decides.
             kept = replacement.only_archived

@@ -1,4 +1,9 @@
-"""One look at a partition: what the reconciler hands to the partition's archiver."""
+"""
+One look at a partition: what the reconciler hands to the partition's archiver.
+
+Looks are numbered, because an archiver may act on one look several times: for each batch of uploads, for each
+change that is offered to it, and when the disk needs room. What takes two looks takes two numbers.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +31,24 @@ class Observation:
     pins: tuple[Pin, ...] = ()
     looked_at: float = field(default=math.inf, compare=False)
     """When the look began, in loop time: what was done later may not show in it."""
+    look: int = field(kw_only=True, compare=False)
+    """The number of the look; a later look has a higher one."""
     uploadable: LocalLog = field(init=False)
     """The broker's files, and before them those that only pins hold."""
 
     def __post_init__(self) -> None:
         log = replace(self.log, segments=with_pins(self.log, self.pins)) if self.pins else self.log
         object.__setattr__(self, "uploadable", log)
+
+    def again(self, later: Observation) -> Observation:
+        """Return *later*, which is equal to this observation, with the parts of this one."""
+        return replace(later, log=self.log, bounds=self.bounds, topic=self.topic, pins=self.pins)
+
+    def shows_same(self, other: Observation | None) -> bool:
+        """Say whether no look found a change between this observation and *other*; compares no files."""
+        return other is not None and (
+            self.log is other.log
+            and self.bounds is other.bounds
+            and self.topic is other.topic
+            and self.pins is other.pins
+        )

@@ -125,6 +125,7 @@ class Observer:
         self._told: frozenset[str] = frozenset()
         """The topics of which the broker told the configuration at the last look."""
         self._has_looked = False
+        self._looks = 0
 
     def set_config(self, config: Config) -> None:
         """Look with *config* from the next look on; the log directories stay as they were."""
@@ -160,7 +161,7 @@ class Observer:
             BrokerDenied: The broker refuses to answer.
         """
         async with self._looking:
-            looked_at = asyncio.get_running_loop().time()
+            look, looked_at = self._next_look()
             known = [one for one in self._observed.values() if one[1].log.partition.path in paths]
             if len(known) != len(paths):
                 return None
@@ -177,12 +178,17 @@ class Observer:
                 found = bounds[local_log.partition.topic_partition]
                 if local_log.epochs != earlier.log.epochs or not isinstance(found, LogBounds):
                     return None
-                again[leadership] = Observation(local_log, found, earlier.topic, pins, looked_at)
+                again[leadership] = Observation(local_log, found, earlier.topic, pins, looked_at, look=look)
             self._observed |= {one.partition.topic_partition: (one, seen) for one, seen in again.items()}
             return again
 
+    def _next_look(self) -> tuple[int, float]:
+        """Return the number of a look that begins now, and the time of the loop."""
+        self._looks += 1
+        return self._looks, asyncio.get_running_loop().time()
+
     async def _look(self) -> World:
-        looked_at = asyncio.get_running_loop().time()
+        look, looked_at = self._next_look()
         scan = await asyncio.to_thread(self._layout.scan, self._log_dirs)
         problems: dict[str, str] = {problem.path: str(problem) for problem in scan.problems}
         cluster = await self._broker.cluster_id()
@@ -230,7 +236,7 @@ class Observer:
                 problems[local_log.partition.path] = overtaken or str(found)
                 unclear.add(name)
             elif self._registry.is_known:
-                seen = Observation(local_log, found, topic, pins, looked_at)
+                seen = Observation(local_log, found, topic, pins, looked_at, look=look)
                 observed[name] = self._observe(cluster, replica, seen)
                 continue
             held_back.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
@@ -304,14 +310,14 @@ class Observer:
         return f"its archive is {manifest.lifecycle.value}, so nothing is added to it"
 
     def _observe(self, cluster: str, replica: Replica, seen: Observation) -> tuple[Leadership, Observation]:
-        """Return what to hand on: the last observation of the partition where *seen* says the same."""
+        """Return what to hand on: where *seen* says the same as the last observation, it has its parts."""
         earlier = self._observed.get(seen.log.partition.topic_partition)
         if (
             earlier is not None
             and earlier[1] == seen
             and (earlier[0].partition.cluster, earlier[0].leader_epoch) == (cluster, replica.leader_epoch)
         ):
-            return earlier
+            return earlier[0], earlier[1].again(seen)
         return Leadership(_identify(cluster, seen.log.partition), replica.leader_epoch), seen
 
     async def _topic_configs(

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.broker.layout import Layout
     from tieringd.broker.segment_file import OpenSegment
-    from tieringd.model.local_log import LocalLog
+    from tieringd.model.local_log import Hole, LocalLog
     from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.model.segment import FilePart, LocalSegment, RemoteSegment, SegmentIndex, SegmentSlice
     from tieringd.services.upload_gate import UploadGate
@@ -88,7 +88,7 @@ class RemoteLog:
         *,
         urgency: Urgency = NO_URGENCY,
         before_put: Callable[[], None] = lambda: None,
-        final_holes: Collection[int] = (),
+        final_holes: Collection[Hole] = (),
         bytes_below: int | None = None,
     ) -> CopiedSegment | None:
         """
@@ -99,7 +99,7 @@ class RemoteLog:
         *log* is the scan that *part* is from: transactions that are open at its end are followed
         into what comes later. *urgency* decides whose turn it is at the gate. *before_put* is called
         before each object is stored, and may raise to prevent that. *final_holes* are those of
-        `log.bases_after_holes` that another look has confirmed.
+        `log.holes` that another look has confirmed.
 
         Raises:
             CorruptDataError: A batch is wrong; nothing was stored.

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from tieringd.broker.layout import Layout
     from tieringd.broker.segment_file import OpenSegment
     from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.local_log import LocalLog
+    from tieringd.model.local_log import Hole, LocalLog
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import CrossingTransaction, LocalSegment, SegmentSlice
     from tieringd.services.upload_gate import UploadGate
@@ -87,7 +87,7 @@ class CopyRequest:
     part: SegmentSlice
     urgency: Urgency
     before_put: Callable[[], None]
-    final_holes: Collection[int]
+    final_holes: Collection[Hole]
     bytes_below: int | None = None
 
 
@@ -325,10 +325,10 @@ def _ended_in(
     if not first_offsets:
         return tuple(aborted), ()
     search = MarkerSearch(scan.tracker)
-    holes = local_log.bases_after_holes
+    holes = {hole[1]: hole for hole in local_log.holes}
     for later, begin, next_offset in _after(scan, position, local_log, part):
         if later.base_offset in holes and later is not part.segment:
-            if later.base_offset not in request.final_holes:
+            if holes[later.base_offset] not in request.final_holes:
                 break
             last_lost = later.base_offset - 1
             log.warning(

@@ -12,14 +12,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tieringd.errors import BrokerUnavailable, LocalFileError, TieringError
+from tieringd.errors import BrokerUnavailable, TieringError
 from tieringd.policies.upload import admissible_prefix
 from tieringd.services.segment_copier import CopiedSegment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
-    from tieringd.model.local_log import LocalLog
+    from tieringd.model.local_log import Hole, LocalLog
     from tieringd.model.partition import Leadership
     from tieringd.model.segment import SegmentSlice
     from tieringd.services.remote_log import RemoteLog
@@ -45,8 +45,6 @@ class Uploader:
         self._leadership = leadership
         self._remote_log = remote_log
         self._confirmed_until = math.inf
-        self._holes_seen: frozenset[int] = frozenset()
-        """Holes in the log at the last look, if a segment could not be copied then."""
 
     def confirm_leadership(self, *, until: float) -> None:
         """Note that the cluster still named this broker the leader; *until* is in loop time."""
@@ -58,16 +56,23 @@ class Uploader:
         return asyncio.get_running_loop().time() <= self._confirmed_until
 
     async def upload(
-        self, local_log: LocalLog, slices: Sequence[SegmentSlice], *, next_offset: int, urgency: Urgency
+        self,
+        local_log: LocalLog,
+        slices: Sequence[SegmentSlice],
+        *,
+        next_offset: int,
+        urgency: Urgency,
+        final_holes: Collection[Hole] = (),
     ) -> UploadOutcome:
-        """Copy *slices* of *local_log*, of which the first begins at *next_offset*."""
+        """
+        Copy *slices* of *local_log*, of which the first begins at *next_offset*.
+
+        What is in *final_holes* is gone for good: two looks have missed it.
+        """
         if not slices:
             return UploadOutcome()
-        outcomes = await self._copy_all(local_log, slices, urgency)
+        outcomes = await self._copy_all(local_log, slices, urgency, final_holes)
         copies = [outcome if isinstance(outcome, CopiedSegment) else None for outcome in outcomes]
-        # The next attempt is on another look: a hole that is still there then is there for good.
-        has_failed = any(isinstance(outcome, LocalFileError) for outcome in outcomes)
-        self._holes_seen = local_log.bases_after_holes if has_failed else frozenset()
         count = admissible_prefix([copy.remote if copy else None for copy in copies], next_offset=next_offset)
         admitted = tuple(copy for copy in copies[:count] if copy is not None)
         for part, outcome in zip(slices[count:], outcomes[count:], strict=True):
@@ -76,7 +81,11 @@ class Uploader:
         return UploadOutcome(admitted)
 
     async def _copy_all(
-        self, local_log: LocalLog, slices: Sequence[SegmentSlice], urgency: Urgency
+        self,
+        local_log: LocalLog,
+        slices: Sequence[SegmentSlice],
+        urgency: Urgency,
+        final_holes: Collection[Hole],
     ) -> list[CopiedSegment | TieringError | None]:
         """Copy each slice; a failure is a result, so that its neighbours can still be committed."""
 
@@ -88,7 +97,7 @@ class Uploader:
                     part,
                     urgency=urgency,
                     before_put=self._require_leadership,
-                    final_holes=self._holes_seen,
+                    final_holes=final_holes,
                 )
             except TieringError as error:
                 return error

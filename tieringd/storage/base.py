@@ -188,6 +188,20 @@ class JoiningStore(Protocol):
 
 
 @runtime_checkable
+class TriedStore(Protocol):
+    """A store that is tried once, to see whether it compares checksums (`storage.checked_puts`)."""
+
+    async def try_checksums(self) -> None:
+        """
+        Find it out, if it is not known yet.
+
+        Raises:
+            StorageError: An operator must act.
+            StorageUnavailable: The store is away, so nothing is known.
+        """
+
+
+@runtime_checkable
 class TimedStore(Protocol):
     """
     A store that tells the time of its own clock with the answers that it gives anyway.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from tieringd.errors import ConfigError
 from tieringd.processors import usable_processors
 from tieringd.storage.azure.settings import AzureSettings
+from tieringd.storage.base import TriedStore
 from tieringd.storage.file import FileStore
 from tieringd.storage.file_root import create_root, make_marker
 from tieringd.storage.gcs.settings import GcsSettings
@@ -52,7 +53,9 @@ async def opened_store(config: Config, metrics: Metrics) -> AsyncIterator[Resili
         ConfigError: The configuration names no object store.
     """
     backend = await _backend(config)
-    store = ResilientStore(backend, store_limits(config), on_request=metrics.record_store_request)
+    store = ResilientStore(
+        backend, store_limits(config), on_request=metrics.record_store_request, tries_checksums=True
+    )
     try:
         yield store
     finally:
@@ -60,17 +63,18 @@ async def opened_store(config: Config, metrics: Metrics) -> AsyncIterator[Resili
 
 
 class StoreCheck:
-    """Find out once whether the configured store honours conditional writes."""
+    """Find out once whether the configured store honours conditional writes, and compares checksums."""
 
     def __init__(self, config: Config, store: ObjectStore) -> None:
         self._config = config
         self._store = store
-        # An operator may vouch for being alone.
-        self._is_done = config.cloud_storage_single_writer
+        self._is_done = False
 
     async def __call__(self) -> None:
         """
         Return when it does; ask only until it is known.
+
+        A store that does not compare checksums is said so of in the log, and what it stores is read back.
 
         Raises:
             ConfigError: It ignores conditions: two writers would destroy each other's work.
@@ -79,6 +83,14 @@ class StoreCheck:
         """
         if self._is_done:
             return
+        if isinstance(self._store, TriedStore):
+            await self._store.try_checksums()
+        # An operator may vouch for being alone.
+        if not self._config.cloud_storage_single_writer:
+            await self._require_conditional_writes()
+        self._is_done = True
+
+    async def _require_conditional_writes(self) -> None:
         async with AsyncExitStack() as opened:
             second = self._store
             if self._config.backend == "file":
@@ -86,7 +98,6 @@ class StoreCheck:
                 second = await _backend(self._config)
                 opened.push_async_callback(second.close)
             await require_conditional_writes(self._store, second=second)
-        self._is_done = True
 
 
 def begin_file_root(config: Config) -> None:

@@ -24,11 +24,11 @@ from tieringd.errors import (
     StoreFull,
 )
 from tieringd.storage.base import IfAbsent, IfVersion
+from tieringd.storage.checked_puts import PROBE_PREFIX
 
 if TYPE_CHECKING:
     from tieringd.storage.base import Condition, ObjectInfo, ObjectStore
 
-_PREFIX = "tieringd-probe/"
 _HINT = (
     "choose a store with conditional writes. If only one daemon will ever write to this bucket and prefix, "
     "cloud_storage_single_writer accepts this store; a second writer would then lose data without a word"
@@ -48,7 +48,7 @@ async def require_conditional_writes(store: ObjectStore, *, second: ObjectStore 
         StorageDenied: It forbids to write or to delete.
         BucketNotFound: There is no bucket.
     """
-    key = _PREFIX + secrets.token_hex(8)
+    key = PROBE_PREFIX + secrets.token_hex(8)
     try:
         await _try_conditions(store, second or store, key)
     except (ConfigError, StorageError, StorageUnavailable):

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.storage.base import FileSlice, JoiningStore, KeepingStore
+from tieringd.storage.checked_puts import PROBE_PREFIX, CheckedPuts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -79,7 +80,8 @@ class ResilientStore:
     An object store that asks again.
 
     *on_request* hears of every attempt: operation, "ok" or the error's class, seconds, and the
-    bytes of the body that went or came. One instance belongs to one event loop.
+    bytes of the body that went or came. With *tries_checksums* a trial precedes the first put: whether the
+    store compares checksums (`storage.checked_puts`). One instance belongs to one event loop.
     """
 
     def __init__(
@@ -89,8 +91,12 @@ class ResilientStore:
         *,
         on_request: Callable[[str, str, float, int], None] = _ignore,
         random: Random | None = None,
+        tries_checksums: bool = False,
     ) -> None:
         self._store = store
+        self._puts = CheckedPuts(store)
+        self._is_tried = not tries_checksums
+        self._trying = asyncio.Lock()
         self._limits = limits or StoreLimits()
         self._on_request = on_request
         # Jitter only spreads load; nothing is secret about it.
@@ -123,6 +129,7 @@ class ResilientStore:
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:
         """Store an object; without a condition, repeat it whatever became of the attempt before."""
+        await self.try_checksums()
         is_file = isinstance(body, FileSlice)
         limits = self._limits
         operation = _Operation(
@@ -136,11 +143,26 @@ class ResilientStore:
         try:
             return await self._run(
                 operation,
-                lambda: self._store.put(key, body, crc32c=crc32c, condition=condition),
+                lambda: self._puts.put(key, body, crc32c=crc32c, condition=condition),
                 lambda _: size_bytes,
             )
         finally:
             self._put_starts.pop(operation, None)
+
+    async def try_checksums(self) -> None:
+        """
+        Find out once whether the store compares checksums; else what it stores is read back from now on.
+
+        Raises:
+            StorageError: An operator must act.
+            StorageUnavailable: The store is away, so nothing is known.
+        """
+        if self._is_tried:
+            return
+        async with self._trying:
+            if not self._is_tried:
+                await self._run(self._operation("put", PROBE_PREFIX), self._puts.find_out)
+                self._is_tried = True
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
         """Return an object whole."""
@@ -190,14 +212,18 @@ class ResilientStore:
             is_write=True,
             is_conditional=condition is not None,
         )
+        await self.try_checksums()
         try:
-            return await self._run(
+            joined = await self._run(
                 operation,
                 lambda: store.join(key, sources, crc32c=crc32c, condition=condition),
                 lambda joined: joined.host_bytes if joined else 0,
             )
         finally:
             self._put_starts.pop(operation, None)
+        if joined is not None and self._puts.reads_back:
+            return replace(joined, is_proven=False)
+        return joined
 
     async def kept_after_delete(self, key: str) -> tuple[str, ...]:
         """Return how the bucket keeps what is deleted, as far as the store underneath can say."""

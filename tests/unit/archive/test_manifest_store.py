@@ -10,7 +10,13 @@ from crc32c import crc32c
 from tests.fakes.archive import archive_in
 from tests.fakes.store import store_unavailable
 from tieringd.archive.manifest_store import TOPIC_MANIFEST_TRIES, ManifestStore, StoredManifest
-from tieringd.errors import CorruptDataError, FencedError, RetryableError, StorageUnavailable
+from tieringd.errors import (
+    CorruptDataError,
+    FencedError,
+    PreconditionFailed,
+    RetryableError,
+    StorageUnavailable,
+)
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest
@@ -135,6 +141,20 @@ async def test_manifest_of_a_newer_epoch_is_never_swapped(store, ours, theirs, p
         await ours.commit(stored, longer(stored, partition), leader_epoch=4)
 
     assert store.requests == []
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_refusal_that_changed_nothing_is_tried_again(store, ours, partition, is_first):
+    """A store may refuse a write that met another one; that says nothing of who owns the manifest."""
+    stored = _NOTHING
+    if not is_first:
+        stored = await ours.commit(stored, longer(stored, partition), leader_epoch=1)
+    store.fail_next("put", lambda: PreconditionFailed("409 Conflict"))
+    with pytest.raises(StorageUnavailable, match="has not changed"):
+        await ours.commit(stored, longer(stored, partition), leader_epoch=1)
+    again = await ours.load(partition)
+    assert again == stored
+    assert (await ours.commit(again, longer(again, partition), leader_epoch=1)).manifest.next_offset > 0
 
 
 async def test_removed_manifest_fences(store, ours, partition):

@@ -8,12 +8,14 @@ back. The signals are real ones, to this process.
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import signal
 from contextlib import asynccontextmanager
 
 import pytest
 import yaml
+from crc32c import crc32c
 
 from tests.fakes.log_writer import LogWriter
 from tests.support.raw_http import serving
@@ -31,7 +33,7 @@ _LONG_MS = 3_600_000
 
 
 class Bucket:
-    """An empty bucket that takes every object, once `open`."""
+    """An empty bucket that takes every object with the right checksum, once `open`."""
 
     def __init__(self) -> None:
         self.exists = True
@@ -45,7 +47,11 @@ class Bucket:
         if not self.exists:
             await exchange.answer("404 Not Found", _NO_SUCH_BUCKET, Content_Type="application/xml")
         elif exchange.method == "PUT":
-            await exchange.read_body()
+            body = await exchange.read_body()
+            checksum = base64.b64encode(crc32c(body).to_bytes(4, "big")).decode()
+            if exchange.headers["x-amz-checksum-crc32c"] != checksum:
+                await exchange.answer("400 Bad Request", b"<Error><Code>BadDigest</Code></Error>")
+                return
             if exchange.path.split("?")[0].endswith((".log", ".index")):
                 self.held.set()
                 await self.open.wait()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.archive import archive_in, archiver_of, observed, values_in
+from tests.fakes.archive import LOOKS, archive_in, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.store import store_unavailable
 from tests.unit.services.manifests import bases, stored_manifest
@@ -34,6 +34,11 @@ def archiver(writer, archive, broker, metrics, clock):
 
 def look(writer, total=ALL, **changes):
     return observed(writer, total=total, retention_pace=PACE, **changes)
+
+
+def later(seen):
+    """Return a later look that found nothing new."""
+    return seen.again(replace(seen, look=next(LOOKS)))
 
 
 def objects(store, writer) -> list[int]:
@@ -397,11 +402,14 @@ async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, cl
     assert archiver.is_at_rest(seen)
     clock.now_ms += MINUTE_MS + writer.next_offset
     assert not archiver.is_at_rest(seen)
+    seen = later(seen)
     await archiver.step(seen)
     assert archiver.is_at_rest(seen)
     clock.now_ms += MINUTE_MS
     assert not archiver.is_at_rest(seen)
     await archiver.step(seen)
+    assert not archiver.manifest.retired, "one look has confirmed itself"
+    await archiver.step(later(seen))
     assert archiver.manifest.retired
     seen = look(writer, limits)
     for _ in range(3):

@@ -284,17 +284,20 @@ async def test_newer_leader_in_the_manifest_fences_before_anything_is_copied(wri
 
 
 async def test_fenced_archiver_changes_nothing(writer, archiver, store, broker):
-    """An archiver that loses the swap trims nothing, and the winner's manifest stays."""
+    """An archiver that meets another process twice trims nothing, and the winner's manifest stays."""
     writer.closed_segment()
     await archiver.step(observed(writer))
+    rival = archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=0)
     writer.closed_segment()
-    await archiver_of(writer, archive_in(store, writer_id="b2"), broker, leader_epoch=0).step(
-        observed(writer)
-    )
+    await rival.step(observed(writer))
+    writer.closed_segment()
+    with pytest.raises(StorageUnavailable, match="perhaps the last one of a process that has ended"):
+        await archiver.step(observed(writer, target_bytes=0))
+    await rival.step(observed(writer))
     won = stored_manifest(store, writer)
     writer.closed_segment()
 
-    with pytest.raises(FencedError):
+    with pytest.raises(FencedError, match="another daemon \\(writer b2\\) archives orders-0"):
         await archiver.step(observed(writer, target_bytes=0))
 
     assert stored_manifest(store, writer) == won

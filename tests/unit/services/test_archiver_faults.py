@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.builders import OLD_MESSAGE_V0, OLD_MESSAGE_V1
@@ -116,6 +118,24 @@ async def test_gap_that_moved_is_looked_at_twice_again(writer, archiver, store):
 
     assert (await archiver.step(observed(writer))).gaps == 0
     assert (await archiver.step(observed(writer))).gaps == 1
+
+
+async def test_one_look_never_counts_as_two(writer, archiver, store):
+    """An archiver steps again on one look when a change is offered; only the next look tells more."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    hidden = writer.closed_segment()
+    writer.closed_segment()
+    whole = observed(writer)
+    first, *rest = (one for one in whole.log.segments if one.base_offset != hidden)
+    holed = replace(observed(writer), log=replace(whole.log, segments=tuple(rest)))
+    assert first.base_offset == 0
+    for _ in range(3):
+        assert await archiver.step(holed) == StepResult(pending_segments=1, needs_another_look=True)
+    while (await archiver.step(observed(writer))).uploaded:
+        pass
+    manifest = stored_manifest(store, writer)
+    assert (manifest.gaps, manifest.next_offset) == ((), writer.bases[-1])
 
 
 async def test_gap_that_closed_is_forgotten(writer, archiver, store, tmp_path):

@@ -7,9 +7,12 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from tests.fakes.archive import archiver_of, observed, values_in
+from tests.fakes.archive import archived, archiver_of, observed, values_in
+from tests.fakes.log_writer import LogWriter
 from tieringd.broker.pins import PinDirectory
 from tieringd.errors import LocalFileError
+from tieringd.policies.pinning import Pin
+from tieringd.services.hole_watch import HoleWatch
 
 
 @pytest.fixture
@@ -71,3 +74,65 @@ async def test_hole_that_is_gone_at_the_next_look_changes_nothing(writer, look, 
     assert b"first" not in (await values_in(archive, manifest, read_committed=True)).values()
     index = await archive.remote_log.index_of(manifest.partition, manifest.segments[0])
     assert [(one.first_offset, one.last_offset) for one in index.aborted] == [(0, 2)]
+
+
+async def test_one_look_aborts_no_transaction_however_often_it_is_acted_on(writer, archive, broker, tmp_path):
+    """The transaction is committed, in a pin that one look has missed; the next look has it."""
+    log = LogWriter(tmp_path / "committed")
+    log.append(b"data", producer_id=7)
+    log.roll()
+    log.commit(7)
+    log.roll()
+    log.closed_segment()
+    whole = observed(log)
+    head, _, *rest = whole.log.segments
+    holed = replace(
+        observed(log), log=replace(whole.log, segments=tuple(rest)), pins=(Pin(head, is_held=True),)
+    )
+    archiver = archiver_of(log, archive, broker)
+    for _ in range(3):
+        with pytest.raises(LocalFileError, match="has no marker in the local log"):
+            await archiver.step(holed)
+    while (await archiver.step(observed(log))).uploaded:
+        pass
+    committed = await values_in(archive, archiver.manifest, read_committed=True)
+    assert b"data" in committed.values()
+
+
+def test_hole_is_confirmed_by_another_look_and_as_it_is(look):
+    """What the first look had, and the second has not, is missing in one look only."""
+    watch = HoleWatch()
+    seen = look(0)
+    hole, wider = (2, 3), (2, 5)
+    gone = replace(look(0), log=replace(seen.log, segments=seen.log.segments[1:]))
+    found = []
+    for each in (seen, seen, gone, seen, look(0), look(0, 1), look(0)):
+        watch.note(each)
+        found.append((watch.new, watch.confirmed))
+    assert found == [
+        ({hole}, set()),
+        ({hole}, set()),
+        ({wider}, set()),
+        ({hole}, set()),
+        (set(), {hole}),
+        (set(), set()),
+        ({hole}, set()),
+    ]
+
+
+async def test_archive_is_not_cut_back_by_a_log_with_a_new_hole(writer, archive, broker, request):
+    """Where a transaction began that is open at the divergence may be in the hole."""
+    before = await archived(writer, archive)
+    look = request.getfixturevalue("look")
+    writer.truncate(writer.bases[-1] - 1)
+    writer.begin_epoch(1)
+    writer.closed_segment()
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+    holed = look(0)
+    for _ in range(3):
+        result = await archiver.step(holed)
+        assert "offsets 2 to 2 are missing on disk, and the next look has to find so" in result.waits_because
+        assert result.needs_another_look
+    assert archiver.manifest.segments == before.segments
+    await archiver.step(look(0, 1))
+    assert archiver.manifest.replacements

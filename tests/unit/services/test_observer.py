@@ -230,15 +230,21 @@ async def test_broker_that_does_not_answer_ends_the_look(watch):
     assert len(wanted(await watch.look())) == 3
 
 
-async def test_look_that_finds_nothing_new_gives_the_same_observation(watch, writers):
-    """An archiver knows by the object that it has seen it; any change makes another."""
+async def test_look_that_finds_nothing_new_shows_the_same_under_another_number(watch, writers):
+    """An archiver sees without a comparison that nothing has changed, and that it was looked at again."""
     first, second = await watch.look(), await watch.look()
     for leadership, seen in first.wanted.items():
-        assert second.wanted[leadership] is seen
+        assert second.wanted[leadership].shows_same(seen)
+        assert second.wanted[leadership].uploadable == seen.uploadable
+        assert second.wanted[leadership].look > seen.look
     writers[0].append(b"new")
     third = await watch.look()
-    changed = {str(one.partition) for one, seen in third.wanted.items() if seen is not first.wanted[one]}
+    changed = {
+        str(one.partition) for one, seen in third.wanted.items() if not seen.shows_same(first.wanted[one])
+    }
     assert changed == {"orders-0"}
+    (again,) = (await watch.observer.look_again([str(writers[0].path)])).values()
+    assert again.look > max(seen.look for seen in third.wanted.values())
 
 
 async def test_look_has_the_pins_of_led_and_followed_partitions(make_watch, broker, writers, tmp_path):
@@ -444,7 +450,7 @@ async def test_second_look_at_some_partitions_sees_what_is_new_there(watch, writ
     assert list(again) == [leadership]
     assert (again[leadership].log, again[leadership].bounds) == (writers[1].local_log(), writers[1].bounds())
     assert again[leadership].topic is first.wanted[leadership].topic
-    assert (await watch.look()).wanted[leadership] is again[leadership]
+    assert (await watch.look()).wanted[leadership].shows_same(again[leadership])
 
 
 async def test_second_look_gives_up_where_more_than_files_may_have_changed(watch, writers):

@@ -115,7 +115,9 @@ async def test_pinned_segments_can_be_uploaded_after_the_broker_deleted_them(pin
     await step(pinner, writer)
     writer.drop_head()
     writer.drop_head()
-    seen = Observation(writer.local_log(), writer.bounds(), None, pinner.pins_of(writer.partition).pins)
+    seen = Observation(
+        writer.local_log(), writer.bounds(), None, pinner.pins_of(writer.partition).pins, look=1
+    )
     assert [each.base_offset for each in seen.log.segments] == [6, 9]
     assert [each.base_offset for each in seen.uploadable.segments] == [0, 3, 6, 9]
     assert contents(seen.uploadable.closed_segments) == before
@@ -326,7 +328,9 @@ def begin_anew(writer: LogWriter, *, leader_epoch: int) -> int:
 def uploadable(pinner: Pinner, writer: LogWriter) -> list[int]:
     """Return the bases of what would be uploaded."""
     log, pins = judged(writer.local_log(), pinner.pins_of(writer.partition))
-    return [each.base_offset for each in Observation(log, writer.bounds(), None, pins).uploadable.segments]
+    return [
+        each.base_offset for each in Observation(log, writer.bounds(), None, pins, look=1).uploadable.segments
+    ]
 
 
 async def test_pins_of_a_log_that_was_given_up_do_not_stand_before_the_one_in_its_place(

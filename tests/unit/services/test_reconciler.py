@@ -88,16 +88,21 @@ async def test_fenced_archiver_stays_stopped_until_a_new_epoch(daemon, store):
         await other.step(observed(writer))
         writer.closed_segment()
         await daemon.round()
+        assert "perhaps the last one of a process that has ended" in daemon.status(writer).fault
+        assert daemon.value("tieringd_fenced_partitions") == 0
+        await other.step(observed(writer))
+        writer.closed_segment()
+        await daemon.round()
         assert "another daemon (writer b2)" in daemon.status(writer).fault
         await daemon.round()
         assert daemon.value("tieringd_fenced_partitions") == 1
-        assert len(daemon.archived()["orders-1"]) == 2
+        assert len(daemon.archived()["orders-1"]) == 3
 
         daemon.broker.epochs[writer.name] = 1
         writer.begin_epoch(1)
         await daemon.round()
         assert daemon.value("tieringd_fenced_partitions") == 0
-        assert len(daemon.archived()["orders-1"]) == 3
+        assert len(daemon.archived()["orders-1"]) == 4
 
 
 @virtually

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.fakes.archive import archive_clock, archive_in
+from tests.fakes.archive import LOOKS, archive_clock, archive_in
 from tests.fakes.topics import topic_config
 from tests.redpanda_builders import RedpandaLog
 from tieringd.broker.layout import RedpandaLayout
@@ -58,7 +58,7 @@ def looked(layout, data_dir, *, known=(), target_bytes=None):
     local = layout.read_log(partition, known)
     end = local.segments[-1].base_offset + 1
     topic = topic_config(target_bytes=target_bytes)
-    return Observation(local, LogBounds(local.first_offset, end, end), topic)
+    return Observation(local, LogBounds(local.first_offset, end, end), topic, look=next(LOOKS))
 
 
 def archiver_of(archive, layout, broker, partition):

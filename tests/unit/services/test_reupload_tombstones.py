@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from crc32c import crc32c
 
 from tests.builders import batch
-from tests.fakes.archive import archive_in, archived, archiver_of, observed, values_in
+from tests.fakes.archive import LOOKS, archive_in, archived, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.golden.make_own_golden import HISTORY_LINK
@@ -149,6 +151,23 @@ async def test_election_after_a_reupload_brings_back_what_went(store, tmp_path):
     await archiver_of(lagging, archive, FakeBroker(lagging), leader_epoch=1).step(observed(lagging))
 
     assert await archive_gives(store, writer) == {0: b"A-old", 1: b"B", 2: b"C"}
+
+
+async def test_what_is_held_is_let_go_of_by_two_looks(store, writer):
+    """A log start may come back lower. The second look may be one that finds nothing new."""
+    await archived(writer, archive_in(store))
+    writer.compact(0, without=[0])
+    assert await Reuploading(store, writer).step() == 1
+    assert any(one.is_held for one in stored_manifest(store, writer).retired)
+    writer.log_start_offset = 4
+    archiver = archiver_of(writer, archive_in(store, writer_id="c3"), FakeBroker(writer))
+    seen = observed(writer)
+    for _ in range(3):
+        await archiver.step(seen)
+    assert any(one.is_held for one in archiver.manifest.retired)
+    assert not archiver.is_at_rest(seen)
+    await archiver.step(seen.again(replace(seen, look=next(LOOKS))))
+    assert not any(one.is_held for one in archiver.manifest.retired)
 
 
 async def test_what_every_replica_has_is_not_held(store, writer):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fakes.archive import archive_in, archiver_of, observed, values_in
+from tests.fakes.archive import LOOKS, archive_in, archiver_of, observed, values_in
 from tests.fakes.store import store_unavailable
 from tests.unit.services.manifests import bases, stored_manifest
 from tieringd.errors import BucketNotFound
@@ -120,7 +120,7 @@ async def test_own_trim_is_no_users_for_the_next_leader(writer, archiver, store,
         log = replace(seen.log, segments=(replace(first, base_offset=6), *rest))
         for _ in range(3):
             clock.now_ms += MINUTE_MS
-            await other.step(replace(seen, log=log))
+            await other.step(replace(seen, log=log, look=next(LOOKS)))
         return stored_manifest(store, writer).start_offset
 
     assert merged.trimmed_offset == 8
@@ -281,4 +281,16 @@ async def test_look_that_no_round_has_confirmed_lets_go_of_nothing(writer, archi
     for _ in range(2):
         clock.now_ms += MINUTE_MS
         await archiver.step(look(writer, 6))
+    assert stored_manifest(store, writer).start_offset == 6
+
+
+async def test_one_look_does_not_confirm_itself(writer, archiver, store, clock):
+    """Rounds may fail for a long time, and an archiver acts on what it has meanwhile."""
+    await filled(writer, archiver)
+    seen = look(writer, 6)
+    for _ in range(4):
+        clock.now_ms += MINUTE_MS
+        await archiver.step(seen)
+    assert stored_manifest(store, writer).start_offset == 0
+    await archiver.step(look(writer, 6))
     assert stored_manifest(store, writer).start_offset == 6

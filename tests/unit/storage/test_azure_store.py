@@ -85,6 +85,22 @@ async def test_bytes_carry_an_md5_over_tls_too(server_tls, certificate):
     assert exchange.headers["if-match"] == '"v"'
 
 
+@pytest.mark.parametrize("in_blocks", [False, True])
+async def test_md5_of_the_answer_is_compared(slice_of, in_blocks):
+    """A service that tells of other bytes than were sent has stored other bytes."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_body()
+        await exchange.answer("201 Created", Content_MD5=base64_md5(b"other bytes"), **STORED)
+
+    data = content(3 << 20)
+    async with store_of(handle, single_put_bytes=1 << 20 if in_blocks else 4 << 20) as store:
+        for body in (slice_of(data), b"content"):
+            checksum = crc32c(body) if isinstance(body, bytes) else crc32c(data)
+            with pytest.raises(StorageUnavailable, match="other bytes than it was sent"):
+                await store.put("key", body, crc32c=checksum)
+
+
 @pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
 async def test_large_file_goes_up_in_blocks_that_the_last_request_joins(
     slice_of, server_tls, certificate, is_tls

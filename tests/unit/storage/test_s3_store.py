@@ -96,7 +96,7 @@ async def test_put_sends_the_file_with_its_checksum_and_nothing_more(
     ("status", "code", "error"),
     [
         pytest.param("412 Precondition Failed", "PreconditionFailed", PreconditionFailed, id="lost"),
-        pytest.param("409 Conflict", "ConditionalRequestConflict", PreconditionFailed, id="conflict"),
+        pytest.param("409 Conflict", "FileAlreadyExists", PreconditionFailed, id="exists"),
         pytest.param("404 Not Found", "NoSuchKey", PreconditionFailed, id="missing-key"),
         pytest.param("404 Not Found", "NoSuchBucket", BucketNotFound, id="missing-bucket"),
         pytest.param("403 Forbidden", "AccessDenied", StorageDenied, id="policy"),
@@ -125,6 +125,9 @@ async def test_final_answers_have_classes_of_their_own(status, code, error):
     [
         pytest.param("503 Slow Down", "SlowDown", False, id="throttled"),
         pytest.param("429 Too Many Requests", "", False, id="too-many"),
+        pytest.param("409 Conflict", "ConditionalRequestConflict", False, id="met another write"),
+        pytest.param("409 Conflict", "OperationAborted", True, id="met another operation"),
+        pytest.param("409 Conflict", "", True, id="conflict without a code"),
         pytest.param("503 Service Unavailable", "", True, id="a gateway, perhaps after the write"),
         pytest.param("400 Bad Request", "RequestTimeout", False, id="body-too-slow"),
         pytest.param("400 Bad Request", "IncompleteBody", False, id="body-too-short"),
@@ -144,6 +147,27 @@ async def test_trouble_of_the_server_is_worth_another_try(status, code, outcome_
         with pytest.raises(StorageUnavailable) as caught:
             await store.get("key")
         assert not caught.value.outcome_unknown
+
+
+async def test_put_tells_the_checksum_of_the_answer():
+    """A server that tells what it has got is believed before what was announced."""
+
+    async def handle(exchange: Exchange) -> None:
+        await exchange.read_body()
+        wrong = base64.b64encode((7).to_bytes(4, "big")).decode()
+        await exchange.answer("200 OK", b"", x_amz_checksum_crc32c=wrong, **MODIFIED)
+
+    async with store_of(handle) as store:
+        assert (await store.put("key", b"content", crc32c=crc32c(b"content"))).crc32c == 7
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted", ""])
+async def test_conflict_is_no_lost_condition(code):
+    """Two writes that meet may both be refused: nobody came first then, and a caller must not believe so."""
+    async with store_of(refusing("409 Conflict", code)) as store:
+        for condition in (IfVersion('"v"'), IfAbsent()):
+            with pytest.raises(StorageUnavailable):
+                await store.put("key", b"content", crc32c=0, condition=condition)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ What is verified: the service keeps no CRC32C, so it is kept in the blob's metad
 same request as the blob, and `get` compares it with what arrives. A put compares the announced
 checksum with the bytes as they are read, and never sends the last of a file that differs: nothing
 is stored. On the way, TLS authenticates every record. Bytes in memory, and files sent without TLS,
-carry an MD5 that the service compares. Files over TLS do not: an MD5 of every segment would
-cost more of the broker's processor than all the rest of an upload, and find nothing more.
+carry an MD5 that the service compares; its answer tells the MD5 of what arrived, and is compared as well.
+Files over TLS do not: an MD5 of every segment would cost more of the broker's processor than all the rest of
+an upload, and find nothing more.
 
 Large files go up as blocks, which one last request makes a blob. Blocks of an upload that failed
 have no name in any listing, and the service drops them after a week.
@@ -124,9 +125,11 @@ class AzureStore:
             raise _rejected(call)
         call.may_have_effect = lambda: True
         headers["Content-MD5"] = _base64(md5)
-        return await self._requests.send(
+        answer = await self._requests.send(
             call, "PUT", self._prefix + str(call.key), headers=headers, content=data, accept=_CREATED
         )
+        _require_md5(call, answer, headers)
+        return answer
 
     async def _put_file(
         self,
@@ -169,6 +172,7 @@ class AzureStore:
             raise
         finally:
             await body.stop()
+        _require_md5(call, answer, headers)
         return answer, body.checksum
 
     async def _put_blocks(
@@ -341,6 +345,21 @@ async def _crc32c(data: bytes) -> int:
     if len(data) < _IN_THREAD_FROM_BYTES:
         return int(crc32c_of(data))
     return int(await asyncio.to_thread(crc32c_of, data))
+
+
+def _require_md5(call: Call, answer: Answer, headers: Mapping[str, str]) -> None:
+    """
+    Compare the MD5 that a service tells of what arrived, where it tells one, with the one that was sent.
+
+    Raises:
+        StorageUnavailable: They differ.
+    """
+    sent, told = headers.get("Content-MD5"), answer.headers.get("Content-MD5")
+    if sent is not None and told is not None and told != sent:
+        raise StorageUnavailable(
+            f"{call.subject}: the service has other bytes than it was sent",
+            outcome_unknown=call.may_have_effect(),
+        )
 
 
 def _rejected(call: Call) -> ChecksumRejected:

@@ -54,6 +54,7 @@ _EXPIRED_CODES = {"ExpiredToken", "RequestExpired", "TokenRefreshRequired"}
 # The server answers these when it has refused to begin or has not received the whole body.
 # An upload in parts that is gone was cleaned away by someone: the whole put begins anew.
 _NOT_DONE_CODES = {
+    "ConditionalRequestConflict",
     "IncompleteBody",
     "NoSuchUpload",
     "RequestTimeout",
@@ -64,6 +65,10 @@ _NOT_DONE_CODES = {
 _THROTTLING_CODES = {"RequestLimitExceeded", "SlowDown", "Throttling", "ThrottlingException"}
 _NOT_DONE_STATUSES = {429}  # A 503 without a code is a gateway's, perhaps after the write.
 _FAILED_CODES = {"InternalError", "OperationAborted"}
+# Two requests for one key met, and this one was refused. It says nothing of the condition: the other one may
+# have failed as well. A 409 with another code is how some servers say that the object exists.
+_CONFLICT = 409
+_CONFLICT_CODES = {"", "409", "ConditionalRequestConflict", "OperationAborted"}
 _RETRYABLE_STATUSES = {408, 409, 429}
 _FAILED_FROM = 500
 _NOT_IMPLEMENTED = 501  # Final: the server does not know a header that we send.
@@ -97,7 +102,8 @@ def from_answer(call: Call, answer: dict[str, Any]) -> TieringError:
     text = f"{call.subject}: {code or status} {details.get('Message', '')}".rstrip()
     if code == "NoSuchBucket":
         return bucket_not_found(call)
-    if status == 412 or (call.is_conditional_put and (status == 409 or code in _MISSING_CODES)):  # noqa: PLR2004
+    is_lost = status == _CONFLICT and code not in _CONFLICT_CODES
+    if status == 412 or (call.is_conditional_put and (is_lost or code in _MISSING_CODES)):  # noqa: PLR2004
         return PreconditionFailed(f"{call.subject}: another writer came first", key=call.key)
     if code in _MISSING_CODES:
         return ObjectNotFound(f"{call.subject}: there is no such object", key=call.key)

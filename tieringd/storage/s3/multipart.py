@@ -162,6 +162,9 @@ class MultipartUploads:
             self.client.upload_part,
             {**upload, "PartNumber": part.number, "ChecksumCRC32C": checksum},
         )
+        told = answer.get("ChecksumCRC32C", checksum)
+        if told != checksum:
+            raise StorageUnavailable(f"{call.subject}: the store has other bytes of a part than were sent")
         return {"PartNumber": part.number, "ETag": require(call, answer, "ETag"), "ChecksumCRC32C": checksum}
 
     async def _checksum(self, file_slice: FileSlice) -> int:

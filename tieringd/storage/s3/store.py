@@ -30,7 +30,7 @@ from tieringd.storage.s3.answers import answered_at_ms, info_of, milliseconds, r
 from tieringd.storage.s3.credentials import role_credentials
 from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
 from tieringd.storage.s3.joining import PartJoin
-from tieringd.storage.s3.multipart import MultipartUploads, encode_crc32c
+from tieringd.storage.s3.multipart import MultipartUploads, decode_crc32c, encode_crc32c
 from tieringd.storage.s3.transport import client_config
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
@@ -162,7 +162,7 @@ class S3Store:
                 answer = await self._client.put_object(
                     **place, **limits, **self._encryption, Body=data, ChecksumCRC32C=encode_crc32c(crc32c)
                 )
-            return ObjectInfo(key, len(data), require(call, answer, "ETag"), crc32c, answered_at_ms(answer))
+            return _stored(call, key, len(data), answer, crc32c)
         attributes = self._encryption | _storage_class_parameters(self._settings)
         if body.size_bytes >= self._settings.multipart_threshold_bytes:
             answer = await self._uploads().put(
@@ -171,6 +171,7 @@ class S3Store:
         else:
             parameters = {**place, **limits, **attributes, "ChecksumCRC32C": encode_crc32c(crc32c)}
             answer = await self._send_file(call, body, self._client.put_object, parameters, may_store=True)
+            return _stored(call, key, body.size_bytes, answer, crc32c)
         return ObjectInfo(key, body.size_bytes, require(call, answer, "ETag"), crc32c, answered_at_ms(answer))
 
     async def _send_file(
@@ -421,6 +422,13 @@ def _check(settings: S3Settings) -> None:
             f"cloud_storage_storage_class {settings.storage_class}: its objects cannot be read at once",
             hint="choose a class with immediate access, such as STANDARD_IA or GLACIER_IR",
         )
+
+
+def _stored(call: Call, key: str, size_bytes: int, answer: dict[str, Any], crc32c: int) -> ObjectInfo:
+    """Return what the answer to a put tells; the checksum is the server's, where it tells one."""
+    told = answer.get("ChecksumCRC32C")
+    found = crc32c if told is None else decode_crc32c(told)
+    return ObjectInfo(key, size_bytes, require(call, answer, "ETag"), found, answered_at_ms(answer))
 
 
 def _condition_parameters(condition: Condition | None) -> dict[str, str]:

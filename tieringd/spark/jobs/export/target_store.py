@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ from crc32c import crc32c
 
 from tieringd.errors import ConfigError, ObjectNotFound, PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+from tieringd.storage.creating import create
 from tieringd.storage.file_bytes import crc32c_of_file
 from tieringd.storage.opening import StoreCheck
 
@@ -122,13 +122,17 @@ class TargetStore:
         try:
             put = self._store.put(key, data, crc32c=crc32c(data), condition=condition)
             return self._run(put).version
-        except PreconditionFailed:
+        except PreconditionFailed as refusal:
             found = self.read(key)
+            if _version_of(found) == version:
+                raise StorageUnavailable(
+                    f"the store refused to replace {key}, which has not changed"
+                ) from refusal
         except StorageUnavailable as error:
             if not error.outcome_unknown:
                 raise
             found = self.read(key)
-            if (None if found is None else found[1]) == version:
+            if _version_of(found) == version:
                 raise
         return found[1] if found is not None and found[0] == data else None
 
@@ -142,8 +146,7 @@ class TargetStore:
         fd = os.open(path, os.O_RDONLY)
         try:
             body = FileSlice(fd, 0, os.fstat(fd).st_size)
-            with suppress(PreconditionFailed):
-                self._run(self._store.put(key, body, crc32c=crc32c_of_file(fd), condition=IfAbsent()))
+            self._run(create(self._store, key, body, crc32c=crc32c_of_file(fd)))
         finally:
             os.close(fd)
         return body.size_bytes
@@ -169,3 +172,7 @@ class _Beside:
     async def delete_many(self, keys: Sequence[str]) -> None:
         """Delete objects."""
         await self._store.delete_many([OWN_PREFIX + key for key in keys])
+
+
+def _version_of(found: tuple[bytes, str] | None) -> str | None:
+    return None if found is None else found[1]

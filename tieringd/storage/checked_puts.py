@@ -1,0 +1,132 @@
+"""
+Puts that end with the right bytes in the store, also in a store that does not look at checksums.
+
+A put announces the CRC32C of its bytes, and a store compares it with what has arrived. Some that speak S3
+ignore the announcement: a bit that flips on the way is stored then, and the local copy is trimmed on the word
+of the store. No such store says so. So each process tries it once before it stores anything: an object with a
+wrong checksum must be refused. What a store that takes it has stored is read back from then on.
+
+Where the answer to a put tells a checksum, it is compared in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import structlog
+from crc32c import crc32c as crc32c_of
+
+from tieringd.errors import (
+    BucketNotFound,
+    ChecksumRejected,
+    ObjectNotFound,
+    StorageDenied,
+    StorageError,
+    StorageUnavailable,
+    StoreFull,
+)
+from tieringd.storage.base import FileSlice, IfVersion
+
+if TYPE_CHECKING:
+    from tieringd.storage.base import Body, Condition, ObjectInfo, ObjectStore
+
+log = structlog.get_logger(__name__)
+
+PROBE_PREFIX: Final = "tieringd-probe/"
+"""Objects below it are trials of the store; one that is left there has no meaning."""
+
+_TRIES: Final = 3
+"""So often the bytes are sent before a store is given up that keeps other ones."""
+_READ_BYTES: Final = 8 << 20
+_TRIAL: Final = b"tieringd sends a wrong checksum with these bytes"
+
+
+class CheckedPuts:
+    """
+    The puts of one store. Cancelling one is safe: what it has stored is whole, right or not.
+
+    Until `find_out` has returned it is not known whether the store compares checksums; a caller that does not
+    ask takes the store's word.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+        self._trial_key = PROBE_PREFIX + secrets.token_hex(8)
+        self.reads_back = False
+        """Whether each object is read back, because the store does not compare checksums."""
+
+    async def find_out(self) -> None:
+        """
+        Send an object with a wrong checksum, and read back from now on if the store takes it.
+
+        Raises:
+            BucketNotFound: There is no bucket.
+            StorageDenied: The store forbids to write or to delete.
+            StorageUnavailable: It is away, so nothing is known.
+            StoreFull: It takes nothing.
+        """
+        try:
+            await self._store.put(self._trial_key, _TRIAL, crc32c=crc32c_of(_TRIAL) ^ 1)
+        except (BucketNotFound, StorageDenied, StoreFull):
+            raise
+        except StorageError:
+            # In whatever words: the bytes were refused.
+            return
+        self.reads_back = True
+        log.warning(
+            "the object store does not compare checksums: each object is read back after it was stored",
+            hint="this doubles the traffic. Use a store that compares x-amz-checksum-crc32c",
+        )
+        await self._store.delete_many([self._trial_key])
+
+    async def put(
+        self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
+    ) -> ObjectInfo:
+        """
+        Store an object as `ObjectStore.put` does; where the store has other bytes then, send them again.
+
+        Raises:
+            ChecksumRejected: The bytes have another checksum, or the store keeps other bytes each time.
+            StorageUnavailable: With `outcome_unknown` set when the object is stored and cannot be read back.
+        """
+        info = await self._store.put(key, body, crc32c=crc32c, condition=condition)
+        size_bytes = body.size_bytes if isinstance(body, FileSlice) else len(body)
+        for tried in range(1, _TRIES + 1):
+            if await self._is_right(info, size_bytes=size_bytes, crc32c=crc32c):
+                return replace(info, crc32c=crc32c)
+            log.error("the object store has other bytes than it was sent", key=key, tries=tried)
+            if tried < _TRIES:
+                # Nobody else's object is replaced by this.
+                again = None if condition is None else IfVersion(info.version)
+                info = await self._store.put(key, body, crc32c=crc32c, condition=again)
+        raise ChecksumRejected(
+            f"put {key}: the store has other bytes than it was sent, {_TRIES} times in a row",
+            key=key,
+            hint="Look for damage between this host and the store's disks. What was stored is not used",
+        )
+
+    async def _is_right(self, info: ObjectInfo, *, size_bytes: int, crc32c: int) -> bool:
+        """Say whether the store has the right bytes, as far as it tells, and by reading if need be."""
+        if info.crc32c is not None and info.crc32c != crc32c:
+            return False
+        if not self.reads_back:
+            return True
+        try:
+            found = await self._store.head(info.key)
+            return found.size_bytes == size_bytes and await self._crc32c(info.key, size_bytes) == crc32c
+        except (ObjectNotFound, StorageUnavailable) as error:
+            raise StorageUnavailable(
+                f"put {info.key}: it cannot be read back: {error}", outcome_unknown=True
+            ) from error
+
+    async def _crc32c(self, key: str, size_bytes: int) -> int:
+        checksum = 0
+        for position in range(0, size_bytes, _READ_BYTES):
+            data = await self._store.get_range(
+                key, position=position, size_bytes=min(_READ_BYTES, size_bytes - position)
+            )
+            checksum = await asyncio.to_thread(crc32c_of, data, checksum)
+        return checksum
