@@ -37,7 +37,7 @@ class HintedTrimmer(Trimmer):
             stored=None,
             segment_bytes=1,
             log_start_offset=seen.bounds.log_start_offset,
-            now_ms=self._now_ms(),
+            now_ms=self._steady_ms(),
         )
         return await super().trim(replace(manifest, allowed_local_start_offset=hint.offset), seen)
 
@@ -49,7 +49,7 @@ def trimmer(writer, broker, archive, metrics, clock):
         broker=broker,
         remote_log=archive.remote_log,
         metrics=metrics,
-        now_ms=clock,
+        steady_ms=clock,
         is_current=always,
         record=recorded,
     )
@@ -174,7 +174,7 @@ def counted(writer, broker, archive, metrics, clock):
         broker=broker,
         remote_log=counting,
         metrics=metrics,
-        now_ms=clock,
+        steady_ms=clock,
         is_current=always,
         record=recorded,
     )
