@@ -225,7 +225,7 @@ def reconciler_of(
         ),
         metrics=metrics,
         make_archiver=make_archiver,
-        steady_ms=now_ms or archive.clock.steady_ms,
+        now_ms=now_ms or archive.clock.wall_ms,
     )
 
 

@@ -122,41 +122,34 @@ def judge_clock(host: HostTime, known: Known) -> Judgement:
     """Return what time it is on *host* now."""
     carried_ms = known.agreed.wall_ms + host.milliseconds_since(known.agreed)
     step_ms = host.wall_ms - carried_ms
-    was_set = abs(step_ms) > CLOCK_ERROR_MAX_MS
-    way = "forward" if step_ms > 0 else "back"
-    told = known.told
-    if known.awaits_store and told is None:
-        return Judgement(max(host.wall_ms, carried_ms), 0, "the object store has not told the time yet")
-    if told is not None:
-        right_ms = told.now_ms(host)
-        error_ms = host.wall_ms - right_ms
-        if abs(error_ms) > CLOCK_ERROR_MAX_MS:
-            return Judgement(
-                max(host.wall_ms, right_ms),
-                error_ms,
-                f"this host's clock is {_off(error_ms)} the object store's clock",
-            )
-        if told.is_own:
-            before = known.told_before
-            if was_set and before and abs(right_ms - before.now_ms(host)) > CLOCK_ERROR_MAX_MS:
-                return Judgement(
-                    max(host.wall_ms, carried_ms),
-                    step_ms,
-                    f"the clocks of this host and of the object store were both set {way} by "
-                    f"{abs(step_ms) / 1000:.0f} s while tieringd ran",
-                )
-            return Judgement(host.wall_ms, error_ms, is_confirmed=True)
-    if host.wall_ms < EARLIEST_MS:
-        return Judgement(host.wall_ms, 0, "this host's clock shows a year before 2020")
-    if was_set:
-        return Judgement(
-            max(host.wall_ms, carried_ms),
-            step_ms,
-            f"this host's clock was set {way} by {abs(step_ms) / 1000:.0f} s while tieringd ran, and the "
-            "store has no clock of its own to compare with",
-        )
+    was_set = f"set {'forward' if step_ms > 0 else 'back'} by {abs(step_ms) / 1000:.0f} s while tieringd ran"
+    is_own = known.told is not None and known.told.is_own
+    error_ms = host.wall_ms - known.told.now_ms(host) if known.told else 0
+    doubt, latest_ms = "", max(host.wall_ms, carried_ms)
+    if known.told is not None and abs(error_ms) > CLOCK_ERROR_MAX_MS:
+        doubt = f"this host's clock is {_off(error_ms)} the object store's clock"
+        latest_ms = max(host.wall_ms, host.wall_ms - error_ms)
+    elif known.awaits_store and known.told is None:
+        doubt = "the object store has not told the time yet"
+    elif host.wall_ms < EARLIEST_MS and not is_own:
+        doubt = "this host's clock shows a year before 2020"
+    elif abs(step_ms) > CLOCK_ERROR_MAX_MS and (not is_own or _was_store_set(host, known)):
+        doubt = f"this host's clock was {was_set}, and the store has no clock of its own to compare with"
+        if is_own:
+            doubt = f"the clocks of this host and of the object store were both {was_set}"
+        error_ms = step_ms
+    if doubt:
+        return Judgement(latest_ms, error_ms, doubt)
     is_settled = host.milliseconds_since(known.started) >= COMMIT_DOUBT_MAX_MS
-    return Judgement(host.wall_ms, 0, is_settled=is_settled)
+    return Judgement(host.wall_ms, error_ms, is_confirmed=is_own, is_settled=is_settled)
+
+
+def _was_store_set(host: HostTime, known: Known) -> bool:
+    """Say whether the store's clock shows another time now than its last certain reading, carried on."""
+    told, before = known.told, known.told_before
+    if told is None or before is None:
+        return False
+    return abs(told.now_ms(host) - before.now_ms(host)) > CLOCK_ERROR_MAX_MS
 
 
 def retention_time_ms(segment: RemoteSegment) -> int:

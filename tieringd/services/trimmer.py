@@ -75,7 +75,9 @@ class Trimmer:
         record: TrimRecord,
     ) -> None:
         """
-        Take the parts; *steady_ms* returns milliseconds that only pass. *is_current* says whether the bucket still holds the manifest that is trimmed by.
+        Take the parts; *steady_ms* returns milliseconds that only pass.
+
+        *is_current* says whether the bucket still holds the manifest that is trimmed by.
 
         A leader that does not know yet that it was deposed would else trim what its successor has cut
         off the archive. *record* is what tells our own trims from a user's DeleteRecords. *leadership* goes

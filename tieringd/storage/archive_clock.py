@@ -115,7 +115,7 @@ class ArchiveClock:
             log.warning("the time is certain again; deletion by age goes on")
 
     def _hear(self, told_ms: int | None, *, is_own: bool) -> None:
-        # An answer without a time is of a store that does not tell it: then this host's clock is all there is.
+        # A store whose answers have no time does not tell it: then this host's clock is all there is.
         self._awaits_store = False
         if told_ms is not None:
             self._told = StoreTime(told_ms, self._host_time(), is_own)

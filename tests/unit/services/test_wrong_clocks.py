@@ -365,7 +365,7 @@ async def test_a_store_whose_answers_have_no_date(host):
 
 
 async def test_a_commit_in_the_future_is_reported_and_does_not_block_for_ever(tmp_path):
-    """A manifest that a wrong clock dated years ahead holds retention up for an hour, and the metric says so."""
+    """A manifest that a wrong clock dated years ahead holds retention up for an hour; the metric says so."""
     host = Host(tmp_path, store_tells=False)
     host.write()
     await host.look()
@@ -382,7 +382,7 @@ async def test_a_commit_in_the_future_is_reported_and_does_not_block_for_ever(tm
 
 
 async def test_a_clock_that_is_set_back_prolongs_no_rest(tmp_path):
-    """What was put off while the clock was years ahead is not put off by years when the clock is set right."""
+    """What was put off while the clock was years ahead is not put off by years when that is set right."""
     host = Host(tmp_path, store_tells=False)
     host.write()
     await host.looks(3)
