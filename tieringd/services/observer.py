@@ -185,6 +185,8 @@ class Observer:
         looked_at = asyncio.get_running_loop().time()
         scan = await asyncio.to_thread(self._layout.scan, self._log_dirs)
         problems: dict[str, str] = {problem.path: str(problem) for problem in scan.problems}
+        on_disk = {one.path for one in scan.partitions}
+        self._translations = {path: known for path, known in self._translations.items() if path in on_disk}
         cluster = await self._broker.cluster_id()
         view = await self._broker.replicas(scan.partitions)
         ours = [

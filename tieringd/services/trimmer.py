@@ -100,11 +100,12 @@ class Trimmer:
         """How far the space manager asked for; looked at once."""
 
     def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
-        """Remember that the file with *identity* has the checksum of its stored copy."""
+        """Remember that the file with *identity* has the checksum of its stored copy, until it is gone."""
         self._proved[base_offset] = identity
 
     async def trim(self, manifest: PartitionManifest, seen: Observation) -> int:
         """Trim what *manifest*, which is in the bucket, allows; return the segments let go."""
+        self._forget_gone(seen)
         if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
         wishes = TrimWishes(
@@ -205,6 +206,13 @@ class Trimmer:
                 self._proved[local.base_offset] = local.identity
             proved.append(candidate)
         return proved
+
+    def _forget_gone(self, seen: Observation) -> None:
+        """Forget the files that *seen* does not show any more: the broker's own retention deletes as well."""
+        if len(self._proved) <= len(seen.log.segments):
+            return
+        on_disk = {one.base_offset for one in seen.log.segments}
+        self._proved = {base: identity for base, identity in self._proved.items() if base in on_disk}
 
     async def _is_same(self, candidate: TrimCandidate) -> bool:
         """

@@ -11,20 +11,25 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, archiver_of, observed, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.unit.model.values import remote
 from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.redating import with_upload_times
+from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.retention_time import NOTHING_IS_OLD_MS
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.services.scrub.parts import WholeScrub
+from tieringd.services.upload_times import REMEMBERED_MAX, UploadTimes
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieringd.model.segment import RemoteSegment
     from tieringd.services.scrub.parts import ScrubReport
 
 DAY_MS = 86_400_000
@@ -412,3 +417,18 @@ async def test_a_refused_trim_is_asked_for_again_when_the_clock_was_set_back(tmp
     host.passed_ms += 600_000
     await host.archiver.step(observed(host.writer, target_bytes=0))
     assert host.writer.log_start_offset == 9
+
+
+async def test_looked_up_upload_times_are_not_remembered_for_ever(host):
+    """A topic whose records have no timestamps is asked for segment by segment, as each is about to go."""
+
+    class Objects:
+        async def stored_at_ms(self, _partition: object, segment: RemoteSegment) -> int:
+            return segment.uploaded_at_ms
+
+    times = UploadTimes(host.writer.identified, claim=None, remote_log=Objects(), clock=host.clock)
+    manifest = PartitionManifest.begin(host.writer.identified, start_offset=0)
+    for base in range(0, 3 * REMEMBERED_MAX, 64):
+        some = [remote(one, one, max_timestamp_ms=NO_TIMESTAMP) for one in range(base, base + 64)]
+        assert await times.corrections(manifest, some, now_ms=host.right_ms()) == {}
+    assert len(times._proven) == REMEMBERED_MAX
