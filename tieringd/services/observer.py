@@ -185,8 +185,6 @@ class Observer:
         looked_at = asyncio.get_running_loop().time()
         scan = await asyncio.to_thread(self._layout.scan, self._log_dirs)
         problems: dict[str, str] = {problem.path: str(problem) for problem in scan.problems}
-        on_disk = {one.path for one in scan.partitions}
-        self._translations = {path: known for path, known in self._translations.items() if path in on_disk}
         cluster = await self._broker.cluster_id()
         view = await self._broker.replicas(scan.partitions)
         ours = [
@@ -363,6 +361,8 @@ class Observer:
         problems: dict[str, str],
     ) -> list[tuple[LocalLog, tuple[Pin, ...]]]:
         """Look again at logs whose offsets only the archive can tell: a Redpanda log without its head."""
+        on_disk = {one.path for one in partitions}
+        self._translations = {path: known for path, known in self._translations.items() if path in on_disk}
         again: list[LocalPartition] = []
         for one in partitions:
             if one.topic_partition in unclear and self._layout.needs_archive(one):

@@ -104,16 +104,14 @@ class UploadTimes:
             StorageError: An operator must act.
             StorageUnavailable: Nothing is known to have changed.
         """
-        wrong = await self.corrections(stored.existing, segments, now_ms=now_ms)
+        wrong = await self.corrections(segments, now_ms=now_ms)
         if not wrong:
             return stored
         manifest = stored.existing
         table = with_upload_times(manifest.segments, wrong)
         return await self._claim.commit(stored, manifest.with_segments(table))
 
-    async def corrections(
-        self, manifest: PartitionManifest, segments: Iterable[RemoteSegment], *, now_ms: int
-    ) -> dict[int, int]:
+    async def corrections(self, segments: Iterable[RemoteSegment], *, now_ms: int) -> dict[int, int]:
         """
         Return the right upload times of those of *segments* that have wrong ones, by base offset.
 

@@ -16,7 +16,6 @@ from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.metrics import Metrics
-from tieringd.model.manifest import PartitionManifest
 from tieringd.model.redating import with_upload_times
 from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.retention_time import NOTHING_IS_OLD_MS
@@ -427,8 +426,7 @@ async def test_looked_up_upload_times_are_not_remembered_for_ever(host):
             return segment.uploaded_at_ms
 
     times = UploadTimes(host.writer.identified, claim=None, remote_log=Objects(), clock=host.clock)
-    manifest = PartitionManifest.begin(host.writer.identified, start_offset=0)
     for base in range(0, 3 * REMEMBERED_MAX, 64):
         some = [remote(one, one, max_timestamp_ms=NO_TIMESTAMP) for one in range(base, base + 64)]
-        assert await times.corrections(manifest, some, now_ms=host.right_ms()) == {}
+        assert await times.corrections(some, now_ms=host.right_ms()) == {}
     assert len(times._proven) == REMEMBERED_MAX
