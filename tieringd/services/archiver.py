@@ -426,5 +426,6 @@ class Archiver:
             plan,
             seconds_to_loss=self._seconds_to_loss(manifest, seen),
             now_ms=self._clock.wall_ms(),
+            steady_ms=self._clock.steady_ms(),
         )
         return plan
