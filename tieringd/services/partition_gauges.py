@@ -19,7 +19,7 @@ class PartitionGauges:
         self._labels = (partition.topic, str(partition.partition))
         self._metrics = metrics
         self._held_at: tuple[int, int] | None = None
-        """The last stable offset that holds a closed segment back, and when that was first seen, by the steady clock."""
+        """The last stable offset that holds a closed segment back, and since when, by the steady clock."""
 
     def publish(
         self,
@@ -31,7 +31,7 @@ class PartitionGauges:
         now_ms: int,
         steady_ms: int,
     ) -> None:
-        """Set every gauge; *plan* is what is left to be uploaded. Files are dated by the clock of *now_ms*."""
+        """Set every gauge; *plan* is what is left to be uploaded, and *now_ms* is of the files' clock."""
         metrics, labels = self._metrics, self._labels
         waiting = [part.segment for part in plan.slices if not part.is_open]
         oldest_ns = min((segment.modified_ns for segment in waiting), default=None)
