@@ -194,7 +194,7 @@ def reconciler_of(
     Without *now_ms* it goes by the archive's clock.
     """
     metrics = metrics or Metrics()
-    follower = Follower(archive.manifests, now_ms=now_ms or archive.clock.wall_ms)
+    follower = Follower(archive.manifests, steady_ms=now_ms or archive.clock.steady_ms)
 
     def make_archiver(leadership: Leadership) -> Archiver:
         return _archiver(

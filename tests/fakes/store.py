@@ -36,14 +36,13 @@ class DistantStore:
         self._times = StoreTimes()
         self.has_own_clock = getattr(store, "has_own_clock", False)
 
-    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+    def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Let *listener* hear the bucket's time with each answer that arrives here."""
         self._times.listen(listener)
 
     def _tell_time(self) -> None:
         now_ms = getattr(self._store, "now_ms", None)
-        if now_ms is not None:
-            self._times.note(now_ms())
+        self._times.note(None if now_ms is None else now_ms())
 
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None

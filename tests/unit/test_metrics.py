@@ -245,3 +245,18 @@ def test_gateway_is_read_when_a_scrape_comes():
         "tieringd_gateway_buffered_bytes": 4096,
         **{f"tieringd_gateway_{name}_total": value for name, value in gateway.counts.items()},
     }
+
+
+def test_forgotten_topic_leaves_no_series_of_any_counter():
+    """All that was counted for a topic goes, by error as well; its neighbour's stays as it is."""
+    metrics = Metrics()
+    by_topic = [one for one in all_of(metrics) if "topic" in labels_of(one) - {"partition"}]
+    counters = [one for one in by_topic if "partition" not in labels_of(one)]
+    for counter in counters:
+        for topic in ("gone", "kept"):
+            counter.labels(**({"topic": topic} | dict.fromkeys(labels_of(counter) - {"topic"}, "x"))).inc()
+    metrics.forget_topic("gone")
+    metrics.forget_topic("gone")
+    topics = [dict(labels)["topic"] for _, labels in samples(metrics) if "topic" in dict(labels)]
+    assert len(counters) > 15
+    assert set(topics) == {"kept"}

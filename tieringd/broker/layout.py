@@ -162,8 +162,14 @@ class RedpandaLayout:
         self._untimed: dict[str, str] = {}
 
     def scan(self, paths: Sequence[str]) -> LogDirScan:
-        """See `Layout.scan`."""
-        return scan_redpanda_dirs(paths)
+        """See `Layout.scan`; what is remembered of partitions that are gone is forgotten."""
+        found = scan_redpanda_dirs(paths)
+        on_disk = {one.path for one in found.partitions}
+        self._logs.forget_others(on_disk)
+        self._untranslated &= on_disk
+        for gone in [path for path in list(self._untimed) if path not in on_disk]:
+            self._untimed.pop(gone, None)
+        return found
 
     def read_log(self, partition: LocalPartition, known: Iterable[OffsetTranslation]) -> LocalLog:
         """See `Layout.read_log`."""

@@ -52,7 +52,7 @@ from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import LocalSegment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
     from tieringd.model.segment import EpochStart
 
@@ -183,9 +183,10 @@ class RedpandaLogs:
         bases.fill()
         return _with_kafka_offsets(raw, bases.deltas)
 
-    def forget(self, partition: LocalPartition) -> None:
-        """Drop what is remembered of a partition that is not archived from here any more."""
-        self._counted.pop(partition.path, None)
+    def forget_others(self, paths: Container[str]) -> None:
+        """Drop what is remembered of partitions that are not at *paths*: they have left this host."""
+        for gone in [path for path in list(self._counted) if path not in paths]:
+            self._counted.pop(gone, None)
 
 
 class _Bases:

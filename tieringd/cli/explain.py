@@ -123,6 +123,7 @@ def _document(
         "never_trimmed_because": found.never_trimmed_because or None,
         "expired_offset": found.expired_offset,
         "expired_because": found.expired_because,
+        "nothing_goes_by_age_because": look.clock_doubt or None,
     }
 
 

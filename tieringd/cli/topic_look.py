@@ -55,6 +55,8 @@ class TopicLook:
     config: TopicConfig
     is_paused: bool
     partitions: tuple[PartitionLook, ...]
+    clock_doubt: str = ""
+    """Why nothing is deleted by age on this host; empty when ages are certain."""
 
 
 async def look_at_topic(config: Config, topic: str, *, number: int | None = None) -> TopicLook:
@@ -93,6 +95,7 @@ async def look_with(
         config.topic(topic, properties, known),
         is_paused=known is not None and known.archiving is Archiving.PAUSED,
         partitions=partitions,
+        clock_doubt=archive.clock.judgement().doubt,
     )
 
 

@@ -112,7 +112,7 @@ async def assembled(config: Config, metrics: Metrics) -> AsyncIterator[DaemonPar
             opened_archive(config, metrics, writer_id=writer_id) as archive,
             opened_broker(config) as broker,
         ):
-            follower = Follower(archive.manifests, now_ms=wall_clock_ms)
+            follower = Follower(archive.manifests, steady_ms=archive.clock.steady_ms)
             archivers = ArchiverFactory(config, metrics, archive, broker, follower)
             reconciler = _reconciler(config, metrics, archive, broker, follower=follower, archivers=archivers)
             controller = await asyncio.to_thread(_controller, config, metrics, archive, reconciler, load)

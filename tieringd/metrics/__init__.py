@@ -319,10 +319,31 @@ class Metrics:
             self.start_offset,
             self.gap_offsets,
         ):
-            series.remove_by_labels(dict(zip(_PARTITION, labels, strict=True)))
-        self.archiver_pending.remove_by_labels(
-            {"namespace": "kafka", **dict(zip(_PARTITION, labels, strict=True))}
-        )
+            series.remove(*labels)
+        self.archiver_pending.remove("kafka", *labels)
+
+    def forget_topic(self, topic: str) -> None:
+        """Drop what was counted for a topic of which this broker has no partition any more."""
+        for counter in (
+            self.uploads,
+            self.upload_bytes,
+            self.manifest_commits,
+            self.trims,
+            self.trimmed_bytes,
+            self.replaced_offsets,
+            self.gaps,
+            *self.expired.all,
+            *self.merged.by_topic,
+            *self.reuploaded.by_topic,
+        ):
+            counter.remove(topic)
+        for by_error in (
+            self.upload_failures,
+            self.trim_failures,
+            self.merged.failures,
+            self.reuploaded.failures,
+        ):
+            by_error.remove_by_labels({"topic": topic})
 
     def record_store_request(self, operation: str, outcome: str, seconds: float, size_bytes: int) -> None:
         """Count one attempt of an object store request."""

@@ -60,10 +60,12 @@ class MergeCounters:
         )
         self.failures = counter("merge_failures", "Runs of segments that can never be merged", "error")
 
+        self.by_topic = (self.segments, self.size_bytes, self.host_bytes)
+
     @property
     def all(self) -> tuple[Counter, ...]:
         """Return every counter."""
-        return (self.segments, self.size_bytes, self.host_bytes, self.failures)
+        return (*self.by_topic, self.failures)
 
 
 class HousekeepingMetrics:
@@ -118,10 +120,12 @@ class ReuploadCounters:
         self.bytes_after = counter("compacted_bytes_after", "Bytes of what took their place")
         self.failures = counter("compacted_failures", "Compacted segments that cannot be read", "error")
 
+        self.by_topic = (self.segments, self.bytes_before, self.bytes_after)
+
     @property
     def all(self) -> tuple[Counter, ...]:
         """Return every counter."""
-        return (self.segments, self.bytes_before, self.bytes_after, self.failures)
+        return (*self.by_topic, self.failures)
 
 
 class ScrubMetrics:

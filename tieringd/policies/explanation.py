@@ -86,7 +86,7 @@ class _Known:
     ) -> None:
         self.log, self.manifest, self.facts, self.now_ms = log, manifest, facts, now_ms
         self.log_start = bounds.log_start_offset if bounds else log.first_offset or 0
-        self.upload_due_ms = upload_due_ms(manifest, interval_ms=facts.upload_interval_ms)
+        self.upload_due_ms = upload_due_ms(manifest, interval_ms=facts.upload_interval_ms, now_ms=now_ms)
         self.upload: UploadPlan | None = None
         if bounds is not None and not facts.idle_because:
             self.upload = plan_uploads(

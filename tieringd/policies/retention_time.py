@@ -4,12 +4,18 @@ What time means for retention: which clock counts, and from which moment a store
 All deletion by age goes by this page: total and local retention, objects whose delay has passed, orphans,
 quarantine, and the archives of deleted topics.
 
-**Now.** The object store's own clock is the judge, where the store tells it. Between two of its answers the
-host's steady clock, which nobody can set, carries its time on. A host clock that is off by more than
-`CLOCK_ERROR_MAX_MS` is not believed: new objects are dated by the store's clock, and no age is certain. A
-store without a clock of its own leaves the host's clock, which is doubted in two cases: it was set while
-the process ran, or the last commit to a manifest is dated later than now. While no age is certain, ages
-count to `NOTHING_IS_OLD_MS`, so that nothing is past any limit; limits by size go on.
+**Now.** The object store's own clock is compared with the host's, where the store tells it. Between two of
+its answers the host's steady clock, which nobody can set, carries its time on. While the two differ by more
+than `CLOCK_ERROR_MAX_MS` no age is certain: either of them may be wrong. The same holds until the store's
+first answer, and where both were set at once: a store on this host has this host's clock. A store without a
+clock of its own leaves the host's clock. It is doubted in two cases: it was set while the process ran, or
+the last commit to a manifest is dated later than now. The second doubt ends after `COMMIT_DOUBT_MAX_MS`:
+the commit may have been the wrong one. While no age is certain, ages count to `NOTHING_IS_OLD_MS`, so that
+nothing is past any limit; limits by size go on.
+
+**What is written is dated by the latest of the clocks in doubt.** A date that is too late delays a deletion,
+and is corrected when it turns out to be in the future. A date that is too early deletes fresh data, and
+nothing shows later that it was wrong.
 
 **A segment's moment.** It is when the broker took its newest record, or that record's own timestamp, and
 never later than the upload: a record that is dated in the future delays deletion no longer than the upload
@@ -32,6 +38,9 @@ CLOCK_ERROR_MAX_MS = 60_000
 
 NOTHING_IS_OLD_MS = -(2**62)
 """As of this time nothing is old: what ages count to while no clock is certain."""
+
+COMMIT_DOUBT_MAX_MS = 3_600_000
+"""A clock that ran for so long without being set is believed more than the time of a commit."""
 
 EARLIEST_MS = 1_577_836_800_000
 """The beginning of 2020. A time before it is of a host that started without a clock."""
@@ -61,24 +70,30 @@ class StoreTime:
     is_own: bool
     """Whether the clock is another machine's."""
 
+    def now_ms(self, host: HostTime) -> int:
+        """Return what the store's clock shows at *host*, carried on by the steady clock."""
+        return self.told_ms + host.milliseconds_since(self.heard)
+
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """What time it is, and whether ages are certain."""
 
     now_ms: int
-    """The best that is known; new objects and commits are dated by it."""
+    """The latest of the clocks in doubt; new objects and commits are dated by it."""
     error_ms: int
-    """How far the host's clock is ahead of the right time; negative when it is behind."""
+    """How far the host's clock is ahead of the other time; negative when it is behind."""
     doubt: str = ""
     """Why no age is certain; empty when ages are."""
     is_confirmed: bool = False
     """Whether another machine's clock agrees."""
+    is_settled: bool = False
+    """Whether the host's clock ran for `COMMIT_DOUBT_MAX_MS` since the process began."""
 
     def doubt_after(self, committed_at_ms: int) -> str:
         """Return why no age is certain in a partition that was last committed at *committed_at_ms*."""
         ahead_ms = committed_at_ms - self.now_ms
-        if self.doubt or self.is_confirmed or ahead_ms <= CLOCK_ERROR_MAX_MS:
+        if self.doubt or self.is_confirmed or self.is_settled or ahead_ms <= CLOCK_ERROR_MAX_MS:
             return self.doubt
         return f"the manifest was committed {ahead_ms / 1000:.0f} s later than it is by this host's clock"
 
@@ -87,29 +102,54 @@ class Judgement:
         return NOTHING_IS_OLD_MS if self.doubt_after(committed_at_ms) else self.now_ms
 
 
-def judge_clock(host: HostTime, *, begun: HostTime, told: StoreTime | None) -> Judgement:
-    """Return what time it is for a process that runs since *begun*, and heard *told* last from its store."""
-    if told is not None:
-        right_ms = told.told_ms + host.milliseconds_since(told.heard)
-        error_ms = host.wall_ms - right_ms
-        if abs(error_ms) > CLOCK_ERROR_MAX_MS:
-            return Judgement(
-                right_ms, error_ms, f"this host's clock is {_off(error_ms)} the object store's clock"
-            )
-        if told.is_own:
-            return Judgement(host.wall_ms, error_ms, is_confirmed=True)
-    if host.wall_ms < EARLIEST_MS:
-        return Judgement(host.wall_ms, 0, "this host's clock shows a year before 2020")
-    step_ms = host.wall_ms - begun.wall_ms - host.milliseconds_since(begun)
-    if abs(step_ms) > CLOCK_ERROR_MAX_MS:
-        way = "forward" if step_ms > 0 else "back"
-        return Judgement(
-            host.wall_ms,
-            step_ms,
-            f"this host's clock was set {way} by {abs(step_ms) / 1000:.0f} s while tieringd ran, and the "
-            "store has no clock of its own to compare with",
-        )
-    return Judgement(host.wall_ms, 0)
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a process knows of the clocks."""
+
+    started: HostTime
+    """When the process began."""
+    agreed: HostTime
+    """The last reading at which ages were certain; the beginning, before there was one."""
+    told: StoreTime | None = None
+    """What the store said last."""
+    told_before: StoreTime | None = None
+    """What it had said last at the time of `agreed`."""
+    awaits_store: bool = False
+    """Whether the store has a clock of its own, and has not answered yet."""
+
+
+def judge_clock(host: HostTime, known: Known) -> Judgement:
+    """Return what time it is on *host* now."""
+    carried_ms = known.agreed.wall_ms + host.milliseconds_since(known.agreed)
+    step_ms = host.wall_ms - carried_ms
+    was_set = f"set {'forward' if step_ms > 0 else 'back'} by {abs(step_ms) / 1000:.0f} s while tieringd ran"
+    is_own = known.told is not None and known.told.is_own
+    error_ms = host.wall_ms - known.told.now_ms(host) if known.told else 0
+    doubt, latest_ms = "", max(host.wall_ms, carried_ms)
+    if known.told is not None and abs(error_ms) > CLOCK_ERROR_MAX_MS:
+        doubt = f"this host's clock is {_off(error_ms)} the object store's clock"
+        latest_ms = max(host.wall_ms, host.wall_ms - error_ms)
+    elif known.awaits_store and known.told is None:
+        doubt = "the object store has not told the time yet"
+    elif host.wall_ms < EARLIEST_MS and not is_own:
+        doubt = "this host's clock shows a year before 2020"
+    elif abs(step_ms) > CLOCK_ERROR_MAX_MS and (not is_own or _was_store_set(host, known)):
+        doubt = f"this host's clock was {was_set}, and the store has no clock of its own to compare with"
+        if is_own:
+            doubt = f"the clocks of this host and of the object store were both {was_set}"
+        error_ms = step_ms
+    if doubt:
+        return Judgement(latest_ms, error_ms, doubt)
+    is_settled = host.milliseconds_since(known.started) >= COMMIT_DOUBT_MAX_MS
+    return Judgement(host.wall_ms, error_ms, is_confirmed=is_own, is_settled=is_settled)
+
+
+def _was_store_set(host: HostTime, known: Known) -> bool:
+    """Say whether the store's clock shows another time now than its last certain reading, carried on."""
+    told, before = known.told, known.told_before
+    if told is None or before is None:
+        return False
+    return abs(told.now_ms(host) - before.now_ms(host)) > CLOCK_ERROR_MAX_MS
 
 
 def retention_time_ms(segment: RemoteSegment) -> int:
@@ -146,14 +186,16 @@ def proven_upload_ms(segment: RemoteSegment, *, stored_at_ms: int, now_ms: int) 
     """
     Return the upload time of a segment whose object the store dates at *stored_at_ms*.
 
-    It is the noted one where the two agree. Where they do not, the store's counts; an object that was
-    copied to another place, or written again by a job, is younger, and counts from then. Where both are
-    impossible the segment counts from now: it is kept once more for as long as retention says.
+    It is the later of the two: one of the clocks was wrong then, and nothing says which. A noted time that
+    is impossible counts for nothing. An object that was copied to another place, or written again by a job,
+    is younger, and counts from then. Where both are impossible the segment counts from now: it is kept once
+    more for as long as retention says.
     """
     found_ms = now_ms if is_impossible(stored_at_ms, now_ms=now_ms) else stored_at_ms
-    return (
-        segment.uploaded_at_ms if abs(found_ms - segment.uploaded_at_ms) <= CLOCK_ERROR_MAX_MS else found_ms
-    )
+    noted_ms = segment.uploaded_at_ms
+    if is_impossible(noted_ms, now_ms=now_ms):
+        return found_ms
+    return noted_ms if found_ms <= noted_ms + CLOCK_ERROR_MAX_MS else found_ms
 
 
 def _newest_record_ms(segment: RemoteSegment) -> int | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tieringd.model.segment import SegmentSlice
+from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,19 +110,19 @@ def plan_uploads(
     )
 
 
-def upload_due_ms(manifest: PartitionManifest, *, interval_ms: int | None) -> float:
+def upload_due_ms(manifest: PartitionManifest, *, interval_ms: int | None, now_ms: int) -> float:
     """
     Return from when on an upload is overdue: *interval_ms* after the last; infinity without an interval.
 
     The interval counts from the newest stored segment, which the manifest knows, so it survives
     restarts and changes of leadership. While nothing is stored it counts from the manifest's
-    beginning.
+    beginning. A time that is in the future was noted by a wrong clock: then an upload is overdue now.
     """
     if interval_ms is None:
         return math.inf
     stored = manifest.segments
     last_ms = stored[len(stored) - 1].uploaded_at_ms if len(stored) else manifest.began_at_ms
-    return last_ms + interval_ms
+    return 0 if last_ms > now_ms + CLOCK_ERROR_MAX_MS else last_ms + interval_ms
 
 
 def admissible_prefix(uploaded: Sequence[RemoteSegment | None], *, next_offset: int) -> int:

@@ -263,7 +263,7 @@ class ArchiveRetention:
         going = table.head(min(len(table), plan(oldest=oldest).segments + 1))
         if oldest is None:
             return await self._upload_times.proven(stored, going, now_ms=ages_ms), None
-        wrong = await self._upload_times.corrections(manifest, going, now_ms=ages_ms)
+        wrong = await self._upload_times.corrections(going, now_ms=ages_ms)
         return stored, with_upload_times(oldest, wrong)
 
     async def _oldest_spilled(

@@ -105,6 +105,7 @@ class Archiver:
         self._has_reported = False
         self._rests_on: Observation | None = None
         """What the last step saw, when that left nothing to do."""
+        self._rests_since_ms = 0
         self._rests_until_ms = 0.0
         self._upload_times = UploadTimes(
             leadership.partition, claim=self._claim, remote_log=remote_log, clock=clock
@@ -131,7 +132,7 @@ class Archiver:
             broker=broker,
             remote_log=remote_log,
             metrics=metrics,
-            now_ms=clock,
+            steady_ms=clock.steady_ms,
             is_current=self._claim.is_current,
             record=self._claim.record_trim,
         )
@@ -183,7 +184,9 @@ class Archiver:
 
     def is_at_rest(self, seen: Observation) -> bool:
         """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
-        return seen.shows_same(self._rests_on) and self._clock() < self._rests_until_ms and not self._changes
+        # A clock that was set back does not prolong the rest.
+        is_early = self._rests_since_ms <= self._clock() < self._rests_until_ms
+        return seen.shows_same(self._rests_on) and is_early and not self._changes
 
     async def step(self, seen: Observation) -> StepResult:
         """
@@ -260,7 +263,8 @@ class Archiver:
         is_changed = stored.version != looked_at_version
         has_acted = bool(plan.slices or trimmed or expired or is_changed)
         if not (has_acted or self.quarantine_fault or left.held_by_transaction):
-            self._rests_on, self._rests_until_ms = seen, self._due_ms(stored.existing, seen)
+            self._rests_on, self._rests_since_ms = seen, self._clock()
+            self._rests_until_ms = self._due_ms(stored.existing, seen)
         return StepResult(
             uploaded=uploaded,
             trimmed=trimmed,
@@ -297,9 +301,10 @@ class Archiver:
         if not self._limits.cuts_segments:
             return math.inf
         # The broker beside us deletes by this host's clock, right or wrong.
-        behind_ms = self._clock() - self._clock.wall_ms()
+        now_ms = self._clock()
+        behind_ms = now_ms - self._clock.wall_ms()
         return min(
-            upload_due_ms(manifest, interval_ms=self._limits.max_interval_ms),
+            upload_due_ms(manifest, interval_ms=self._limits.max_interval_ms, now_ms=now_ms),
             rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms) + behind_ms,
         )
 
@@ -428,5 +433,6 @@ class Archiver:
             plan,
             seconds_to_loss=self._seconds_to_loss(manifest, seen),
             now_ms=self._clock.wall_ms(),
+            steady_ms=self._clock.steady_ms(),
         )
         return plan

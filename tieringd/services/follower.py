@@ -31,9 +31,10 @@ REFRESHES_PER_STEP = 200
 class Follower:
     """The followed manifests of one daemon. One task at a time calls `step`; `take` may run any time."""
 
-    def __init__(self, manifests: ManifestStore, *, now_ms: Callable[[], int]) -> None:
+    def __init__(self, manifests: ManifestStore, *, steady_ms: Callable[[], int]) -> None:
+        """Take the parts; *steady_ms* returns milliseconds that only pass."""
         self._manifests = manifests
-        self._now_ms = now_ms
+        self._steady_ms = steady_ms
         self._known: dict[TopicIdPartition, StoredManifest] = {}
         self._looked_at_ms: dict[TopicIdPartition, int] = {}
 
@@ -51,7 +52,7 @@ class Follower:
         for gone in self._looked_at_ms.keys() - set(followed):
             del self._looked_at_ms[gone]
             self._known.pop(gone, None)
-        now_ms = self._now_ms()
+        now_ms = self._steady_ms()
         due = [
             one
             for one in followed

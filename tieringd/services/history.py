@@ -8,8 +8,10 @@ may come at any time; and so are the old manifests, which nobody here writes.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from crc32c import crc32c
 
@@ -41,6 +43,10 @@ if TYPE_CHECKING:
     from tieringd.storage.base import ObjectStore
 
 LOOK_AGAIN_MS = 60_000
+FORGOTTEN_AFTER_MS = 3_600_000
+"""Manifests that nobody asks for are kept for so long: an archive that was purged is not asked for again."""
+LINKS_KEPT_MAX = 16_384
+"""Links, and the knowledge that there is none, of the topics that were asked for last."""
 LINKS_MAX = 16
 """A log that was restored from a restored one, and so on: more than that is no accident any more."""
 
@@ -64,9 +70,11 @@ class History:
         self._store = store
         self._manifests = manifests
         self._now_ms = now_ms
-        self._links: dict[TopicKey, _KnownLink] = {}
-        self._known: dict[TopicIdPartition, _KnownManifest] = {}
-        self._asking: dict[TopicKey, asyncio.Lock] = {}
+        self._links: OrderedDict[TopicKey, _KnownLink] = OrderedDict()
+        """The ones that were asked for last at the end."""
+        self._known: OrderedDict[TopicIdPartition, _KnownManifest] = OrderedDict()
+        """The ones that were looked at last at the end."""
+        self._asking: WeakValueDictionary[TopicKey, asyncio.Lock] = WeakValueDictionary()
 
     async def link(self, link: HistoryLink) -> None:
         """
@@ -182,6 +190,9 @@ class History:
                 if known is None or (known.link is None and self._is_old(known.looked_at_ms)):
                     known = _KnownLink(await self._loaded(key, known), self._now_ms())
                     self._links[key] = known
+        self._links.move_to_end(key)
+        if len(self._links) > LINKS_KEPT_MAX:
+            self._links.popitem(last=False)
         return known.link
 
     async def _loaded(self, key: TopicKey, known: _KnownLink | None) -> HistoryLink | None:
@@ -217,7 +228,11 @@ class History:
             stored = await self._manifests.refreshed(partition, known.stored)
         else:
             return known.stored.manifest
-        self._known[partition] = _KnownManifest(stored, self._now_ms())
+        now_ms = self._now_ms()
+        self._known[partition] = _KnownManifest(stored, now_ms)
+        self._known.move_to_end(partition)
+        while not 0 <= now_ms - next(iter(self._known.values())).looked_at_ms < FORGOTTEN_AFTER_MS:
+            self._known.popitem(last=False)
         return stored.manifest
 
     def _is_old(self, looked_at_ms: int) -> bool:

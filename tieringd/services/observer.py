@@ -367,6 +367,8 @@ class Observer:
         problems: dict[str, str],
     ) -> list[tuple[LocalLog, tuple[Pin, ...]]]:
         """Look again at logs whose offsets only the archive can tell: a Redpanda log without its head."""
+        on_disk = {one.path for one in partitions}
+        self._translations = {path: known for path, known in self._translations.items() if path in on_disk}
         again: list[LocalPartition] = []
         for one in partitions:
             if one.topic_partition in unclear and self._layout.needs_archive(one):

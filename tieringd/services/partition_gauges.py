@@ -19,7 +19,7 @@ class PartitionGauges:
         self._labels = (partition.topic, str(partition.partition))
         self._metrics = metrics
         self._held_at: tuple[int, int] | None = None
-        """The last stable offset that holds a closed segment back, and when that was first seen."""
+        """The last stable offset that holds a closed segment back, and since when, by the steady clock."""
 
     def publish(
         self,
@@ -29,8 +29,9 @@ class PartitionGauges:
         *,
         seconds_to_loss: float,
         now_ms: int,
+        steady_ms: int,
     ) -> None:
-        """Set every gauge; *plan* is what is left to be uploaded."""
+        """Set every gauge; *plan* is what is left to be uploaded, and *now_ms* is of the files' clock."""
         metrics, labels = self._metrics, self._labels
         waiting = [part.segment for part in plan.slices if not part.is_open]
         oldest_ns = min((segment.modified_ns for segment in waiting), default=None)
@@ -42,17 +43,17 @@ class PartitionGauges:
         )
         metrics.lag_seconds.labels(*labels).set(lag_seconds)
         metrics.seconds_to_loss.labels(*labels).set(seconds_to_loss)
-        metrics.held_seconds.labels(*labels).set(self._held_seconds(plan, seen, now_ms))
+        metrics.held_seconds.labels(*labels).set(self._held_seconds(plan, seen, steady_ms))
         metrics.next_offset.labels(*labels).set(manifest.next_offset)
         metrics.start_offset.labels(*labels).set(manifest.start_offset)
         metrics.gap_offsets.labels(*labels).set(manifest.gap_offsets)
 
-    def _held_seconds(self, plan: UploadPlan, seen: Observation, now_ms: int) -> float:
+    def _held_seconds(self, plan: UploadPlan, seen: Observation, steady_ms: int) -> float:
         """Return for how long a closed segment has waited at the same last stable offset."""
         if not plan.held_by_transaction:
             self._held_at = None
             return 0.0
         stable = seen.bounds.last_stable_offset
         if self._held_at is None or self._held_at[0] != stable:
-            self._held_at = (stable, now_ms)
-        return (now_ms - self._held_at[1]) / 1000
+            self._held_at = (stable, steady_ms)
+        return (steady_ms - self._held_at[1]) / 1000

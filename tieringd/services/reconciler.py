@@ -126,6 +126,8 @@ class Reconciler:
         self._make_archiver = make_archiver
         self._now_ms = now_ms
         self._world: World | None = None
+        self._topics: frozenset[str] = frozenset()
+        """Those with a partition on this broker's disks, or with an archiver, at the last look."""
         self._unknown_since: dict[TopicIdPartition, float] = {}
         """Since when, in loop time, nobody has told what of a partition is durable."""
         self._paused: frozenset[TopicKey] = frozenset()
@@ -289,6 +291,7 @@ class Reconciler:
                 if not known.archiver.is_at_rest(observation):
                     known.arrived.set()
         self._fenced = {one: why for one, why in self._fenced.items() if one in world.wanted}
+        self._forget_topics(world)
         self._world = world
         self.rounds += 1
         self.look_seconds = clock() - started
@@ -410,6 +413,8 @@ class Reconciler:
                 topic = leadership.partition.topic
                 self._metrics.upload_failures.labels(topic, type(error).__name__).inc()
                 log.exception("archiver failed; starting it anew", partition=str(leadership.partition))
+                # Leadership may be lost before the next one starts: then nothing else forgets the series.
+                self._metrics.forget_partition(leadership.partition.topic_partition)
                 self._running.pop(leadership, None)
                 return
             if leadership in self._fenced:
@@ -451,6 +456,14 @@ class Reconciler:
             running.task.cancel()
         self._metrics.forget_partition(leadership.partition.topic_partition)
         log.info("archiver stopped: this broker no longer leads", partition=str(leadership.partition))
+
+    def _forget_topics(self, world: World) -> None:
+        """Drop the counters of topics that have left this broker's disks."""
+        topics = {one.topic_partition.topic for one in (*world.local, *world.unnamed)}
+        topics |= {one.partition.topic for one in self._running}
+        for gone in self._topics - topics:
+            self._metrics.forget_topic(gone)
+        self._topics = frozenset(topics)
 
     async def _wait_for_next_round(self, interval_seconds: float) -> None:
         try:

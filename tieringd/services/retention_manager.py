@@ -56,6 +56,7 @@ class RetentionManager:
             BrokerUnavailable: Try again in the next round.
             StorageUnavailable: Likewise.
         """
+        self._denied &= managed.keys()
         for key, config in managed.items():
             has_limit = config.broker_retention_ms is not None or config.broker_retention_bytes is not None
             known = self._registry.manifest(key)

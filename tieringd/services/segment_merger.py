@@ -107,7 +107,12 @@ class SegmentMerger:
         if limits != self._limits:
             # What was passed over by other sizes is looked at again.
             self._limits, self._cursor = limits, 0
+            self._attempts.clear()
         self._failed = [run for run in self._failed if run.next_offset > manifest.start_offset]
+        # Some that were tried are not planned again, as when their segments have expired meanwhile.
+        behind_offset = max(self._cursor, manifest.start_offset)
+        for gone in [run for run in self._attempts if run.next_offset <= behind_offset]:
+            del self._attempts[gone]
         return plan_merges(manifest, limits, from_offset=self._cursor, up_to=up_to, failed=self._failed)
 
     def note_done(self, plan: MergePlan) -> None:

@@ -73,6 +73,7 @@ class TopicPurge:
         self._clock = clock
         self._metrics = metrics
         self._absent_since_ms: dict[TopicKey, int] = {}
+        """Since when topics that are live in the bucket are missing, by the steady clock."""
         self._gone: frozenset[TopicKey] = frozenset()
         self._said = self._doubt = ""
         self._batch: tuple[TopicKey, ...] = ()
@@ -119,17 +120,14 @@ class TopicPurge:
         if plan.nothing_known_because != self._said and plan.nothing_known_because:
             log.error("topics that are missing are not taken for deleted", reason=plan.nothing_known_because)
         self._said, self._gone = plan.nothing_known_because, plan.gone
-        now_ms = self._now_ms()
-        since_ms = {key: self._absent_since_ms.get(key, now_ms) for key in plan.absent}
+        now_ms, steady_ms = self._now_ms(), self._clock.steady_ms()
+        since_ms = {key: self._absent_since_ms.get(key, steady_ms) for key in plan.absent}
         self._absent_since_ms = since_ms
         used = 0
         for key in sorted(plan.present, key=_order):
             used += await self._change(key, topic_lifecycle.seen_again)
         for key, first_ms in since_ms.items():
-            # A clock that was set back begins the time anew.
-            if now_ms < first_ms:
-                since_ms[key] = now_ms
-            elif now_ms - first_ms >= CONFIRM_AFTER_MS:
+            if steady_ms - first_ms >= CONFIRM_AFTER_MS:
                 noted = partial(
                     topic_lifecycle.noted_as_gone,
                     now_ms=now_ms,
@@ -142,13 +140,15 @@ class TopicPurge:
     async def _begin(self) -> int:
         """Claim what is due, and begin to purge it; return the requests."""
         used = await self._redate()
-        doubt = self._clock.judgement().doubt
+        judgement = self._clock.judgement()
+        doubt = judgement.doubt
         if doubt != self._doubt and doubt:
             log.error("no archive of a deleted topic is purged: the time is not certain", reason=doubt)
         self._doubt = doubt
         if doubt:
             return used
-        now_ms = self._now_ms()
+        # One reading for all: what a later one shows may not be certain any more.
+        now_ms = judgement.now_ms
         due = [
             one.key
             for one in self._registry.manifests
@@ -159,7 +159,7 @@ class TopicPurge:
         ]
         batch: list[TopicManifest] = []
         for key in sorted(due, key=_order)[:_TOPICS_AT_ONCE]:
-            used += await self._change(key, self._claimed)
+            used += await self._change(key, self._claimed_at(now_ms))
             manifest = self._registry.manifest(key)
             if manifest is not None and topic_lifecycle.holds_lease(manifest, by=self._owner):
                 batch.append(manifest)
@@ -171,9 +171,12 @@ class TopicPurge:
 
     async def _redate(self) -> int:
         """Let a grace begin anew whose beginning was noted under a wrong clock; return the requests."""
-        used, now_ms = 0, self._now_ms()
+        used, judgement = 0, self._clock.judgement()
+        if judgement.doubt:
+            return used
+        now_ms = judgement.now_ms
         for one in self._registry.manifests:
-            if topic_lifecycle.is_misdated(one, now_ms=now_ms) and not self._clock.judgement().doubt:
+            if topic_lifecycle.is_misdated(one, now_ms=now_ms):
                 log.warning(
                     "a topic's deletion was noted under a wrong clock; its grace begins now",
                     topic=one.key.topic,
@@ -223,7 +226,7 @@ class TopicPurge:
         for key in self._batch:
             known = self._registry.manifest(key)
             if known is not None and topic_lifecycle.lease_is_short(known, now_ms=now_ms):
-                used += await self._change(key, self._claimed)
+                used += await self._change(key, self._claimed_at(now_ms))
                 known = self._registry.manifest(key)
             if known is None or not topic_lifecycle.holds_lease(known, by=self._owner):
                 log.warning("another daemon purges this topic now", topic=key.topic, topic_id=key.topic_id)
@@ -246,10 +249,9 @@ class TopicPurge:
                 self._metrics.purged_topics.inc()
         return 2 * len(self._batch)
 
-    def _claimed(self, manifest: TopicManifest) -> TopicManifest:
-        return topic_lifecycle.claimed(
-            manifest, now_ms=self._now_ms(), by=self._owner, grace_ms=self.grace_ms
-        )
+    def _claimed_at(self, now_ms: int) -> Callable[[TopicManifest], TopicManifest]:
+        """Return the change that claims a topic, by one reading of the clock."""
+        return partial(topic_lifecycle.claimed, now_ms=now_ms, by=self._owner, grace_ms=self.grace_ms)
 
     async def _count(self, key: TopicKey, segments: int, size_bytes: int) -> None:
         await self._change(

@@ -70,12 +70,14 @@ class Trimmer:
         broker: Broker,
         remote_log: RemoteLog,
         metrics: Metrics,
-        now_ms: Callable[[], int],
+        steady_ms: Callable[[], int],
         is_current: Callable[[], Awaitable[bool]],
         record: TrimRecord,
     ) -> None:
         """
-        Take the parts; *is_current* says whether the bucket still holds the manifest that is trimmed by.
+        Take the parts; *steady_ms* returns milliseconds that only pass.
+
+        *is_current* says whether the bucket still holds the manifest that is trimmed by.
 
         A leader that does not know yet that it was deposed would else trim what its successor has cut
         off the archive. *record* is what tells our own trims from a user's DeleteRecords. *leadership* goes
@@ -87,7 +89,7 @@ class Trimmer:
         self._broker = broker
         self._remote_log = remote_log
         self._metrics = metrics
-        self._now_ms = now_ms
+        self._steady_ms = steady_ms
         self._is_current = is_current
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
         self._proved: dict[int, tuple[int, int, int]] = {}
@@ -98,12 +100,13 @@ class Trimmer:
         """How far the space manager asked for; looked at once."""
 
     def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
-        """Remember that the file with *identity* has the checksum of its stored copy."""
+        """Remember that the file with *identity* has the checksum of its stored copy, until it is gone."""
         self._proved[base_offset] = identity
 
     async def trim(self, manifest: PartitionManifest, seen: Observation) -> int:
         """Trim what *manifest*, which is in the bucket, allows; return the segments let go."""
-        if self._now_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
+        self._forget_gone(seen)
+        if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
         wishes = TrimWishes(
             hint=manifest.allowed_local_start_offset,
@@ -138,7 +141,7 @@ class Trimmer:
         before_offset = plan_local_expiry(seen.log, manifest, log_start_offset=log_start_offset)
         if before_offset is None or seen.topic.never_trimmed_because:
             return 0
-        if self._now_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
+        if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
             return 0
         if not await self._is_current():
             return 0
@@ -168,7 +171,7 @@ class Trimmer:
                 needs_every_replica=seen.topic.may_elect_uncleanly and not is_urgent,
             )
         except BrokerDenied as error:
-            self._denied_until_ms = self._now_ms() + DENIED_PAUSE_MS
+            self._denied_until_ms = self._steady_ms() + DENIED_PAUSE_MS
             self._count_failure(error)
             self._log.error("trim refused", before_offset=before_offset, error=str(error))
             return False
@@ -203,6 +206,13 @@ class Trimmer:
                 self._proved[local.base_offset] = local.identity
             proved.append(candidate)
         return proved
+
+    def _forget_gone(self, seen: Observation) -> None:
+        """Forget the files that *seen* does not show any more: the broker's own retention deletes as well."""
+        if len(self._proved) <= len(seen.log.segments):
+            return
+        on_disk = {one.base_offset for one in seen.log.segments}
+        self._proved = {base: identity for base, identity in self._proved.items() if base in on_disk}
 
     async def _is_same(self, candidate: TrimCandidate) -> bool:
         """

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import structlog
 
 from tieringd.errors import StorageError, StorageUnavailable
 from tieringd.model.redating import with_marks_redated, with_upload_times
+from tieringd.model.rewriting import SegmentIdentity
 from tieringd.policies.local_retention import plan_trim, trim_due_ms
 from tieringd.policies.retention_time import (
     NOTHING_IS_OLD_MS,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 LOOKED_UP_AT_ONCE = 16
+REMEMBERED_MAX = 1024
+"""Of one partition. Only what is about to go, and the segment after it, is asked for more than once."""
 
 
 class UploadTimes:
@@ -52,8 +56,8 @@ class UploadTimes:
         self._remote_log = remote_log
         self._clock = clock
         self._log = log.bind(topic=partition.topic, partition=partition.partition)
-        self._proven: dict[tuple[int, int], int] = {}
-        """When the store took segments, by their first and last offsets; only those that needed proof."""
+        self._proven: dict[SegmentIdentity, int] = {}
+        """When the store took segments; only those that needed proof lately."""
         self._awaits_proof = False
 
     def ages_ms(self, manifest: PartitionManifest) -> int:
@@ -100,16 +104,14 @@ class UploadTimes:
             StorageError: An operator must act.
             StorageUnavailable: Nothing is known to have changed.
         """
-        wrong = await self.corrections(stored.existing, segments, now_ms=now_ms)
+        wrong = await self.corrections(segments, now_ms=now_ms)
         if not wrong:
             return stored
         manifest = stored.existing
         table = with_upload_times(manifest.segments, wrong)
         return await self._claim.commit(stored, manifest.with_segments(table))
 
-    async def corrections(
-        self, manifest: PartitionManifest, segments: Iterable[RemoteSegment], *, now_ms: int
-    ) -> dict[int, int]:
+    async def corrections(self, segments: Iterable[RemoteSegment], *, now_ms: int) -> dict[int, int]:
         """
         Return the right upload times of those of *segments* that have wrong ones, by base offset.
 
@@ -119,11 +121,8 @@ class UploadTimes:
             StorageError: An operator must act.
             StorageUnavailable: The store does not answer.
         """
-        self._proven = {
-            span: time_ms for span, time_ms in self._proven.items() if span[1] >= manifest.start_offset
-        }
         doubtful = [one for one in segments if needs_proof(one, now_ms=now_ms)]
-        unproven = [one for one in doubtful if _span(one) not in self._proven]
+        unproven = [one for one in doubtful if SegmentIdentity.of(one) not in self._proven]
         for begin in range(0, len(unproven), LOOKED_UP_AT_ONCE):
             some = unproven[begin : begin + LOOKED_UP_AT_ONCE]
             found = await asyncio.gather(
@@ -131,16 +130,15 @@ class UploadTimes:
             )
             for segment, stored_at_ms in zip(some, found, strict=True):
                 # Without its data object a segment is as old as it says: there is nothing left to keep.
-                self._proven[_span(segment)] = (
+                self._proven[SegmentIdentity.of(segment)] = (
                     segment.uploaded_at_ms
                     if stored_at_ms is None
                     else proven_upload_ms(segment, stored_at_ms=stored_at_ms, now_ms=now_ms)
                 )
-        wrong = {
-            one.base_offset: self._proven[_span(one)]
-            for one in doubtful
-            if self._proven[_span(one)] != one.uploaded_at_ms
-        }
+        proven = [(one, self._proven[SegmentIdentity.of(one)]) for one in doubtful]
+        wrong = {one.base_offset: time_ms for one, time_ms in proven if time_ms != one.uploaded_at_ms}
+        for oldest in list(islice(self._proven, max(0, len(self._proven) - REMEMBERED_MAX))):
+            del self._proven[oldest]
         if wrong and unproven:
             self._log.warning(
                 "segments were uploaded under a wrong clock; they count from when the store took them",
@@ -164,7 +162,3 @@ class UploadTimes:
                 yield from candidate.pieces
             start_offset = plan.start_offset
         yield from manifest.segments.overlapping(start_offset, start_offset + 1)
-
-
-def _span(segment: RemoteSegment) -> tuple[int, int]:
-    return segment.base_offset, segment.last_offset

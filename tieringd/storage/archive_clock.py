@@ -7,12 +7,13 @@ people when the host's clock cannot be believed.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import structlog
 
 from tieringd.clock import steady_seconds, wall_clock_ms
-from tieringd.policies.retention_time import HostTime, StoreTime, judge_clock
+from tieringd.policies.retention_time import HostTime, Known, StoreTime, judge_clock
 from tieringd.storage.base import TimedStore
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from tieringd.policies.retention_time import Judgement
 
 log = structlog.get_logger(__name__)
+
+COMMIT_DOUBT_SHOWN_SECONDS = 60.0
+"""A doubt about one partition is shown for so long after it was met last: nothing says when it has ended."""
 
 
 class ArchiveClock:
@@ -41,14 +45,20 @@ class ArchiveClock:
         self._metrics = metrics
         self._wall_ms = wall_ms
         self._steady_seconds = steady_seconds
-        self._begun = self._host_time()
+        self._started = self._host_time()
+        self._agreed: tuple[HostTime, StoreTime | None] = (self._started, None)
+        """The last certain reading, and what the store had said last by then."""
         self._told: StoreTime | None = None
+        self._awaits_store = False
         self._is_doubted = False
+        self._commit_doubted_at = -math.inf
+        """When a manifest was met that was committed later than now, by the steady clock."""
 
     def listen_to(self, store: object) -> None:
         """Compare with the clock of *store* from now on, if it tells the time at all."""
         if isinstance(store, TimedStore):
             is_own = store.has_own_clock
+            self._awaits_store = is_own
             store.tell_time_to(lambda told_ms: self._hear(told_ms, is_own=is_own))
 
     def __call__(self) -> int:
@@ -61,33 +71,54 @@ class ArchiveClock:
 
         *committed_at_ms* is the time of the last commit to what is to be let go of, where there is one.
         """
-        return self.judgement().ages_ms(committed_at_ms)
+        found = self.judgement()
+        doubt = found.doubt_after(committed_at_ms)
+        if doubt and not found.doubt:
+            self._commit_doubted_at = self._steady_seconds()
+            self._show(doubt, error_ms=found.now_ms - committed_at_ms)
+        return found.ages_ms(committed_at_ms)
 
     def wall_ms(self) -> int:
         """Return what this host's clock shows, right or wrong: local files and the broker go by it."""
         return self._wall_ms()
 
+    def steady_ms(self) -> int:
+        """Return milliseconds that only pass, since some moment: waiting goes by them."""
+        return round(self._steady_seconds() * 1000)
+
     def judgement(self) -> Judgement:
         """Return what time it is, and whether ages are certain; say so when that has changed."""
-        found = judge_clock(self._host_time(), begun=self._begun, told=self._told)
-        if self._metrics is not None:
-            self._metrics.clock.error_seconds.set(found.error_ms / 1000)
-            self._metrics.clock.is_doubted.set(bool(found.doubt))
-        if bool(found.doubt) != self._is_doubted:
-            self._is_doubted = bool(found.doubt)
-            if found.doubt:
-                log.error(
-                    "nothing is deleted by age: the time is not certain; set this host's clock, with NTP; "
-                    "restart tieringd where the doubt stays",
-                    reason=found.doubt,
-                    error_seconds=found.error_ms / 1000,
-                )
-            else:
-                log.warning("the time is certain again; deletion by age goes on")
+        host, told = self._host_time(), self._told
+        agreed, told_before = self._agreed
+        found = judge_clock(host, Known(self._started, agreed, told, told_before, self._awaits_store))
+        if not found.doubt:
+            self._agreed = host, told
+        if found.doubt or host.steady_seconds - self._commit_doubted_at >= COMMIT_DOUBT_SHOWN_SECONDS:
+            self._show(found.doubt, error_ms=found.error_ms)
         return found
 
-    def _hear(self, told_ms: int, *, is_own: bool) -> None:
-        self._told = StoreTime(told_ms, self._host_time(), is_own)
+    def _show(self, doubt: str, *, error_ms: int) -> None:
+        if self._metrics is not None:
+            self._metrics.clock.error_seconds.set(error_ms / 1000)
+            self._metrics.clock.is_doubted.set(bool(doubt))
+        if bool(doubt) == self._is_doubted or (doubt and self._awaits_store):
+            return  # A store that is away is told of elsewhere.
+        self._is_doubted = bool(doubt)
+        if doubt:
+            log.error(
+                "nothing is deleted by age: the time is not certain; set this host's clock, with NTP, or the "
+                "object store's if that is the wrong one; restart tieringd where the doubt stays",
+                reason=doubt,
+                error_seconds=error_ms / 1000,
+            )
+        else:
+            log.warning("the time is certain again; deletion by age goes on")
+
+    def _hear(self, told_ms: int | None, *, is_own: bool) -> None:
+        # A store whose answers have no time does not tell it: then this host's clock is all there is.
+        self._awaits_store = False
+        if told_ms is not None:
+            self._told = StoreTime(told_ms, self._host_time(), is_own)
         self.judgement()
 
     def _host_time(self) -> HostTime:

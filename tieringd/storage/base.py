@@ -213,10 +213,11 @@ class TimedStore(Protocol):
     has_own_clock: bool
     """Whether its clock is another machine's. The clock of a directory may be this host's own."""
 
-    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+    def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """
-        Call *listener* on the loop's thread each time that an answer tells the time.
+        Call *listener* on the loop's thread with each answer.
 
-        It gets milliseconds since the epoch, by the store's clock, as of some moment between the request
-        and the call. No request is sent for it.
+        It gets milliseconds since the epoch, by the store's clock, as of a moment less than half a minute
+        before the call, or None from an answer that tells no time. No request is sent for it. A store with
+        its own clock is waited for: until its first answer nothing is deleted by age.
         """

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from crc32c import crc32c as crc32c_of
 
+from tieringd.clock import steady_seconds
 from tieringd.errors import (
     BucketNotFound,
     ChecksumRejected,
@@ -100,7 +101,7 @@ class FileStore:
         self._is_swept = False
         self._times = StoreTimes()
 
-    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+    def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Let *listener* hear the filesystem's time with each object that is stored."""
         self._times.listen(listener)
 
@@ -111,12 +112,12 @@ class FileStore:
         target = self._target(key, crc32c, condition)
         stop = threading.Event()
 
-        def put() -> tuple[ObjectInfo, int]:
+        def put() -> tuple[ObjectInfo, _FilesystemTime]:
             with self._opened("put", key, to_write=True) as root:
                 return self._put(root, target, [body], stop)
 
-        info, written_ms = await self._in_thread(put, on_cancel=stop.set)
-        self._times.note(written_ms)
+        info, filesystem_time = await self._in_thread(put, on_cancel=stop.set)
+        self._times.note(filesystem_time.now_ms())
         return info
 
     async def get(self, key: str) -> tuple[bytes, ObjectInfo]:
@@ -161,12 +162,12 @@ class FileStore:
         named = [(source, name_of(source.key, base=self._base)) for source in sources]
         stop = threading.Event()
 
-        def join() -> tuple[ObjectInfo, int]:
+        def join() -> tuple[ObjectInfo, _FilesystemTime]:
             with self._opened("join", key, to_write=True) as root:
                 return self._join(root, target, named, stop)
 
-        info, written_ms = await self._in_thread(join, on_cancel=stop.set)
-        self._times.note(written_ms)
+        info, filesystem_time = await self._in_thread(join, on_cancel=stop.set)
+        self._times.note(filesystem_time.now_ms())
         return Joined(info, is_proven=True, host_bytes=info.size_bytes)
 
     async def kept_after_delete(self, _key: str) -> tuple[str, ...]:
@@ -186,8 +187,8 @@ class FileStore:
 
     def _put(
         self, root: int, target: _Target, bodies: Sequence[Body], stop: threading.Event
-    ) -> tuple[ObjectInfo, int]:
-        """Store an object; return what there is to say of it, and the filesystem's time in milliseconds."""
+    ) -> tuple[ObjectInfo, _FilesystemTime]:
+        """Store an object; return what there is to say of it, and the filesystem's time."""
         with self._translated("put", target.key), self._new_file(root) as (fd, temporary):
             actual = copied(bodies, fd, stop)
             if actual != target.crc32c:
@@ -196,7 +197,9 @@ class FileStore:
                     key=target.key,
                 )
             os.fsync(fd)
-            written_ms = os.fstat(fd).st_mtime_ns // 1_000_000
+            # Of this moment, by the filesystem's clock: flushing the bytes may have taken minutes.
+            os.utime(fd)
+            filesystem_time = _FilesystemTime(os.fstat(fd).st_mtime_ns // 1_000_000, steady_seconds())
             with _locked(root, target.key, stop):
                 self._commit(root, target, fd, temporary)
             status = os.fstat(fd)
@@ -208,11 +211,11 @@ class FileStore:
             raise StorageUnavailable(
                 f"put {target.path}: its directory cannot be flushed: {error}", outcome_unknown=True
             ) from error
-        return _info(target.key, status, actual), written_ms
+        return _info(target.key, status, actual), filesystem_time
 
     def _join(
         self, root: int, target: _Target, named: Sequence[tuple[JoinSource, str]], stop: threading.Event
-    ) -> tuple[ObjectInfo, int]:
+    ) -> tuple[ObjectInfo, _FilesystemTime]:
         with ExitStack() as files:
             bodies: list[Body] = []
             for source, name in named:
@@ -369,6 +372,20 @@ class FileStore:
         if error.errno == errno.ENAMETOOLONG:
             return StorageError(text, key=key, hint="a file store's names end at 255 bytes")
         return StorageUnavailable(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _FilesystemTime:
+    """What a filesystem's clock showed."""
+
+    time_ms: int
+    """Since the epoch."""
+    read_at: float
+    """By this host's steady clock: a lock, or a directory that is flushed, may take minutes after that."""
+
+    def now_ms(self) -> int:
+        """Return what it shows now."""
+        return self.time_ms + round((steady_seconds() - self.read_at) * 1000)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ class MemoryStore:
         """Return nothing: a deleted object is gone."""
         return ()
 
-    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+    def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Let *listener* hear the time with each answer."""
         self._times.listen(listener)
 
@@ -155,8 +155,7 @@ class MemoryStore:
         fault = queue.popleft() if queue else None
         # Even without latency every call gives way once, as a real store's does.
         await asyncio.sleep(self.latency_seconds)
-        if self.now_ms is not None:
-            self._times.note(self.now_ms())
+        self._times.note(None if self.now_ms is None else self.now_ms())
         if fault is not None and not fault.is_after_effect:
             raise fault.error()
         yield

@@ -196,3 +196,12 @@ def test_segment_that_was_deleted_has_no_timestamp(layout, log, segments, tmp_pa
 def test_kafka_keeps_no_such_time(segments):
     """Its layout answers None without a look at the files."""
     assert KafkaLayout().broker_timestamp_ms(segments[0]) is None
+
+
+def test_partitions_that_are_gone_are_forgotten(log, layout, segments, tmp_path):
+    """What was remembered of a directory goes with it: faults of indexes, and counted offsets."""
+    index_path(segments[0]).unlink()
+    assert asked(layout, segments[0])[1]
+    layout._untranslated.add("/gone")
+    layout.scan([str(tmp_path / "empty")])
+    assert (layout._untimed, layout._untranslated, layout._logs._counted) == ({}, set(), {})

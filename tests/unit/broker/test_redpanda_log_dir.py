@@ -339,14 +339,15 @@ def test_files_are_counted_once_and_again_when_they_change(tmp_path):
 
 
 def test_forgotten_partition_is_counted_anew(tmp_path):
-    """Nothing is kept of a partition that is not archived from here any more."""
+    """Nothing is kept of a partition that is not on this host any more."""
     partition = make_partition(tmp_path)
     ordinary_log().write_to(Path(partition.path))
     logs = RedpandaLogs()
     logs.read_local_log(partition)
-    logs.forget(partition)
+    logs.forget_others({partition.path})
+    assert logs._counted.keys() == {partition.path}
+    logs.forget_others(set())
     assert logs._counted == {}
-    logs.forget(partition)
 
 
 @pytest.mark.parametrize(

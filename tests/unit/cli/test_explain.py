@@ -7,14 +7,18 @@ import asyncio
 import pytest
 from aiohttp import web
 
-from tests.fakes.archive import tiered_config
+from tests.builders import DEFAULT_TIME_MS
+from tests.fakes.archive import Clock, archive_in, tiered_config
+from tests.fakes.broker import FakeBroker
+from tests.fakes.log_writer import LogWriter
 from tests.support.daemon import directory_config, write_config
 from tests.unit.cli.commands import TOPIC, TOPIC_ID, invoked, tieringd
 from tests.unit.model.values import PARTITION
 from tieringd.cli.explain import topic_facts
-from tieringd.cli.topic_look import PartitionLook, TopicLook
+from tieringd.cli.topic_look import PartitionLook, TopicLook, look_with
 from tieringd.formats.object_keys import TopicKey
 from tieringd.policies.total_retention import TotalRetention
+from tieringd.storage.memory import MemoryStore
 
 
 def reconfigured(site, **changes):
@@ -41,6 +45,7 @@ def test_explain_follows_a_segment_from_disk_to_the_archive(own_site):
     kept = explained(own_site, "--format", "json").json()
     assert states(kept) == [("both", "kept"), ("both", "kept"), ("local", "active")]
     assert "no local limit is in force" in kept["segments"][0]["reason"]
+    assert kept["nothing_goes_by_age_because"] is None
 
     size = kept["segments"][0]["local_bytes"]
     target = {"local.retention.bytes": 2 * size}
@@ -190,3 +195,13 @@ def test_explain_of_what_does_not_exist_exits_1(site, arguments, words):
     done = tieringd("explain", *arguments, "-c", site.config)
     assert (done.exit_code, done.output) == (1, "")
     assert words in done.errors
+
+
+async def test_look_says_why_nothing_goes_by_age(tmp_path):
+    """Where this host's clock is off from the store's, what is due stays, and the look says why."""
+    writer = LogWriter(tmp_path)
+    writer.closed_segment()
+    store = MemoryStore(now_ms=Clock())
+    archive = archive_in(store, now_ms=Clock(DEFAULT_TIME_MS + 3_600_000))
+    look = await look_with(tiered_config(tmp_path), archive, FakeBroker(writer), "orders", number=0)
+    assert look.clock_doubt == "this host's clock is 3600 s ahead of the object store's clock"

@@ -357,13 +357,20 @@ LATELY = stored(
 )
 def test_upload_is_overdue_when_the_newest_segment_is_an_interval_old(manifest, since_ms):
     """The interval counts from the newest stored segment, or else from the manifest's beginning."""
-    assert upload_due_ms(manifest, interval_ms=INTERVAL_MS) == since_ms + INTERVAL_MS
+    assert upload_due_ms(manifest, interval_ms=INTERVAL_MS, now_ms=since_ms) == since_ms + INTERVAL_MS
+
+
+@pytest.mark.parametrize("manifest", [BEGUN, LATELY])
+def test_upload_is_overdue_when_the_last_one_is_dated_in_the_future(manifest):
+    """A time that a clock years ahead has noted does not put uploads off by years."""
+    now_ms = TIME_MS - 1000 * INTERVAL_MS
+    assert upload_due_ms(manifest, interval_ms=INTERVAL_MS, now_ms=now_ms) < now_ms
 
 
 @pytest.mark.parametrize("manifest", [BEGUN, LATELY])
 def test_upload_is_never_overdue_without_an_interval(manifest):
     """None lets every record wait for its segment to close, however long."""
-    assert upload_due_ms(manifest, interval_ms=None) == math.inf
+    assert upload_due_ms(manifest, interval_ms=None, now_ms=0) == math.inf
 
 
 SOLID = (remote(10, 19), remote(20, 29), remote(30, 39))

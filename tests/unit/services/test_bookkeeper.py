@@ -33,7 +33,7 @@ def registry(store, archive):
 
 @pytest.fixture
 def follower(archive, clock):
-    return Follower(archive.manifests, now_ms=clock)
+    return Follower(archive.manifests, steady_ms=clock)
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def manifests(store):
 
 @pytest.fixture
 def follower(manifests, clock):
-    return Follower(manifests, now_ms=clock)
+    return Follower(manifests, steady_ms=clock)
 
 
 async def commit(manifests: ManifestStore, manifest: PartitionManifest) -> StoredManifest:

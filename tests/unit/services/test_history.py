@@ -15,7 +15,7 @@ from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.history_part import GONE
-from tieringd.services.history import LINKS_MAX, LOOK_AGAIN_MS, History
+from tieringd.services.history import FORGOTTEN_AFTER_MS, LINKS_MAX, LOOK_AGAIN_MS, History
 from tieringd.services.log_reader import LogReader
 
 IDS = [f"AAAAAAAAAAAAAAAAAAAAA{letter}" for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ"]
@@ -199,3 +199,25 @@ async def test_spilled_history_is_read_to_its_end(tmp_path, store, archive, hist
     assert sorted(await values_in(archive, part)) == list(range(end - end % 2))
     assert await archive.records.first_offset(part) == 0
     assert part.live_offset == min(8, end - 1 - (end - 1) % 2)
+
+
+async def test_manifests_that_nobody_asks_for_are_forgotten(tmp_path, store, history, clock):
+    """A history that was purged, or whose reader has gone, takes no memory for ever."""
+    await old_archive(tmp_path, store, 0)
+    second, _ = await old_archive(tmp_path, store, 1, first_offset=6)
+    third, _ = await old_archive(tmp_path, store, 2, first_offset=12)
+    await history.link(linked(1, 6))
+    await history.link(linked(2, 12))
+    await history.parts(third.identified, start_offset=12)
+    assert len(history._known) == 2
+    clock.now_ms += FORGOTTEN_AFTER_MS
+    await history.parts(second.identified, start_offset=6)
+    assert (len(history._known), len(history._asking)) == (1, 0)
+
+
+async def test_links_of_the_topics_asked_for_last_are_kept(writer, history, monkeypatch):
+    """A process that lives through many topics remembers some of them."""
+    monkeypatch.setattr("tieringd.services.history.LINKS_KEPT_MAX", 3)
+    for number in range(9):
+        await history.parts(replace(writer.identified, topic=f"topic-{number}"), start_offset=5)
+    assert [key.topic for key in history._links] == ["topic-6", "topic-7", "topic-8"]

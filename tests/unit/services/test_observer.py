@@ -537,3 +537,10 @@ async def test_topics_first_seen_are_those_whose_partition_0_is_led(watch, write
     """One daemon of the cluster records a topic."""
     watch.broker.followed[writers[0].name] = watch.broker.epochs.pop(writers[0].name)
     assert (await watch.look()).first_seen == {}
+
+
+async def test_translation_of_a_partition_that_is_gone_is_forgotten(watch):
+    """A manifest's translation is remembered while the partition is on this host's disks."""
+    watch.observer._translations["/gone/orders-9"] = (LOG_BEGINNING,)
+    await watch.look()
+    assert watch.observer._translations == {}

@@ -34,6 +34,7 @@ def publish(gauges):
         *,
         stable=35,
         at_ms=TIME_MS,
+        set_by_ms=0,
         ages_ms=(3000, 2000, 1000, 0),
         overdue=False,
         loss=math.inf,
@@ -51,7 +52,8 @@ def publish(gauges):
             limits=UploadLimits(),
             is_overdue=overdue,
         )
-        gauges.publish(manifest, seen, plan, seconds_to_loss=loss, now_ms=at_ms)
+        now_ms = at_ms + set_by_ms
+        gauges.publish(manifest, seen, plan, seconds_to_loss=loss, now_ms=now_ms, steady_ms=at_ms)
 
     return publish
 
@@ -136,6 +138,14 @@ def test_held_seconds_count_while_the_stable_offset_stands_still(publish, value)
     assert value("upload_held_by_transaction_seconds") == 2
 
 
+@pytest.mark.parametrize("set_by_ms", [10**10, -(10**10)])
+def test_held_seconds_pass_by_no_clock_that_can_be_set(publish, value, set_by_ms):
+    """A clock that jumps by months alerts nobody of a transaction that has been open for a second."""
+    publish(stable=15, at_ms=TIME_MS)
+    publish(stable=15, at_ms=TIME_MS + 1000, set_by_ms=set_by_ms)
+    assert value("upload_held_by_transaction_seconds") == 1
+
+
 def test_held_seconds_end_with_the_transaction(publish, value):
     """What holds nothing back is nothing, and the next hold begins to count anew."""
     publish(stable=15, at_ms=TIME_MS)
@@ -161,7 +171,7 @@ def test_gauges_of_two_partitions_are_apart(metrics, publish, value):
     seen = Observation(log, LogBounds(0, 0, 0), TOPIC, look=1)
     plan = plan_uploads(log, seen.bounds, next_offset=0, limits=UploadLimits())
     PartitionGauges(other, metrics=metrics).publish(
-        BEGUN, seen, plan, seconds_to_loss=math.inf, now_ms=TIME_MS
+        BEGUN, seen, plan, seconds_to_loss=math.inf, now_ms=TIME_MS, steady_ms=0
     )
     assert value("upload_pending_segments") == 3
     metrics.forget_partition(PARTITION.topic_partition)

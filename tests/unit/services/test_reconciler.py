@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 from structlog.testing import capture_logs
 
@@ -308,3 +309,16 @@ async def test_look_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, 
         assert len(daemon.archived()["orders-0"]) == 10
     failures = {"topic": "orders", "error": "BrokerUnavailable"}
     assert daemon.value("tieringd_upload_failures_total", **failures) is None
+
+
+@virtually
+async def test_topic_that_left_the_disks_leaves_no_series(daemon):
+    """What was counted for a topic goes with its last partition: topics come and go for years."""
+    async with daemon.running():
+        assert daemon.value("tieringd_uploads_total", topic="orders") == 3
+        for writer in daemon.writers:
+            del daemon.broker.epochs[writer.name]
+            shutil.rmtree(writer.path)
+        await daemon.round()
+        await daemon.round()
+        assert daemon.value("tieringd_uploads_total", topic="orders") is None

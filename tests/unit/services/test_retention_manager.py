@@ -123,3 +123,12 @@ async def test_retention_is_not_taken_over_long_after_it_was_recorded():
     store.seconds = 0
     await manager.step(managed())
     assert broker.configs["orders"]["retention.ms"] == "-1"
+
+
+async def test_refusals_of_topics_that_are_gone_are_forgotten(manager, broker):
+    """What was refused is remembered while the topic is managed here."""
+    broker.denied.add("orders")
+    await manager.step(managed())
+    assert manager._denied == {ORDERS}
+    await manager.step({})
+    assert manager._denied == set()

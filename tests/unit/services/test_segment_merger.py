@@ -367,3 +367,15 @@ async def test_crash_at_any_request_loses_nothing(tmp_path, after_effect, same_p
     else:
         pytest.fail("it never came to an end")
     assert died >= 15
+
+
+async def test_attempts_at_segments_that_expired_are_forgotten(store, writer, tmp_path):
+    """A run that was tried once, and whose segments total retention took, is not counted for ever."""
+    manifest, limits = await filled(writer, store)
+    merging = Merging(store, writer, tmp_path)
+    store.fail_next("join", lambda: store_unavailable("join"))
+    with pytest.raises(StorageUnavailable):
+        await merging.step(limits)
+    assert len(merging.merger._attempts) == 1
+    merging.merger.plan(manifest.expired(len(manifest.segments), now_ms=0), limits)
+    assert len(merging.merger._attempts) == 0

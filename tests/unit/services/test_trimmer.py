@@ -37,7 +37,7 @@ class HintedTrimmer(Trimmer):
             stored=None,
             segment_bytes=1,
             log_start_offset=seen.bounds.log_start_offset,
-            now_ms=self._now_ms(),
+            now_ms=self._steady_ms(),
         )
         return await super().trim(replace(manifest, allowed_local_start_offset=hint.offset), seen)
 
@@ -49,7 +49,7 @@ def trimmer(writer, broker, archive, metrics, clock):
         broker=broker,
         remote_log=archive.remote_log,
         metrics=metrics,
-        now_ms=clock,
+        steady_ms=clock,
         is_current=always,
         record=recorded,
     )
@@ -174,7 +174,7 @@ def counted(writer, broker, archive, metrics, clock):
         broker=broker,
         remote_log=counting,
         metrics=metrics,
-        now_ms=clock,
+        steady_ms=clock,
         is_current=always,
         record=recorded,
     )
@@ -335,3 +335,16 @@ async def test_replica_that_lags_holds_no_trim_up_where_it_cannot_be_elected(
     manifest = await archived(writer, archive)
     broker.lagging.add(writer.name)
     assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+
+
+async def test_what_was_proved_is_remembered_while_it_is_on_disk(writer, archive, metrics, broker):
+    """Where the broker's own retention takes every segment, nothing is remembered of those that are gone."""
+    archiver = archiver_of(writer, archive, broker, metrics=metrics)
+    for _ in range(20):
+        writer.closed_segment()
+        while (await archiver.step(observed(writer))).uploaded:
+            pass
+        while len(writer.bases_on_disk) > 2:
+            writer.drop_head()
+    await archiver.step(observed(writer))
+    assert len(archiver._trimmer._proved) <= 2

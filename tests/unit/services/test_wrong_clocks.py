@@ -11,19 +11,24 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, archiver_of, observed, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.unit.model.values import remote
 from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.metrics import Metrics
 from tieringd.model.redating import with_upload_times
+from tieringd.model.segment import NO_TIMESTAMP
+from tieringd.policies.retention_time import NOTHING_IS_OLD_MS
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.services.scrub.parts import WholeScrub
+from tieringd.services.upload_times import REMEMBERED_MAX, UploadTimes
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieringd.model.segment import RemoteSegment
     from tieringd.services.scrub.parts import ScrubReport
 
 DAY_MS = 86_400_000
@@ -34,13 +39,14 @@ BOOTED_WITHOUT_A_CLOCK_MS = 1_000_000_000
 
 
 class Host:
-    """A daemon's host: time passes, and its clock shows it with an error."""
+    """A daemon's host: time passes, and its clock and the store's show it with an error."""
 
     def __init__(self, directory: Path, *, store_tells: bool = True) -> None:
         self.passed_ms = 0
         self.error_ms = 0
+        self.store_error_ms = 0
         self.metrics = Metrics()
-        self.store = MemoryStore(now_ms=self.right_ms)
+        self.store = MemoryStore(now_ms=lambda: self.right_ms() + self.store_error_ms)
         self.store.has_own_clock = store_tells
         self.writer = LogWriter(directory)
         self.broker = FakeBroker(self.writer)
@@ -210,7 +216,7 @@ async def test_records_dated_in_the_future_go_a_retention_after_the_upload(host)
 
 @pytest.mark.parametrize("error_ms", [400 * DAY_MS, -400 * DAY_MS, 61_000 + PACE.interval_ms])
 async def test_nothing_goes_by_age_while_the_clock_is_off(host, error_ms):
-    """A clock that is off is reported, new objects get the right date, and what is old stays."""
+    """A clock that is off is reported, new objects get no date that is too early, and what is old stays."""
     host.write()
     await host.look()
     host.passed_ms += 8 * DAY_MS
@@ -218,7 +224,8 @@ async def test_nothing_goes_by_age_while_the_clock_is_off(host, error_ms):
     host.write()
     await host.looks(target_ms=DAY_MS)
     assert (host.start_offset, host.writer.log_start_offset, host.is_doubted) == (0, 0, True)
-    assert abs(host.archiver.manifest.segments[5].uploaded_at_ms - host.right_ms()) < DAY_MS
+    late_ms = host.archiver.manifest.segments[5].uploaded_at_ms - host.right_ms()
+    assert -DAY_MS < late_ms <= max(error_ms, 0)
     host.error_ms = 0
     await host.looks(target_ms=DAY_MS)
     assert (host.start_offset, host.is_doubted) == (9, False)
@@ -299,3 +306,127 @@ async def test_local_data_waits_while_upload_times_cannot_be_looked_up(host):
     host.store.fail_next("list_page", lambda: StorageUnavailable("away"), times=2)
     await host.look(target_ms=DAY_MS)
     assert host.writer.log_start_offset == 0
+
+
+async def test_a_store_that_was_behind_makes_nothing_old(host):
+    """Fresh data that was uploaded while the store's clock was a year behind stays when that is set right."""
+    host.store_error_ms = -365 * DAY_MS
+    host.write()
+    await host.look()
+    assert host.is_doubted
+    host.store_error_ms = 0
+    await host.looks(target_ms=DAY_MS)
+    assert (host.start_offset, host.writer.log_start_offset, host.data_objects) == (0, 0, 3)
+
+
+@pytest.mark.parametrize("is_at_once", [True, False], ids=["at-once", "one-after-the-other"])
+async def test_clocks_of_host_and_store_that_are_set_together(host, is_at_once):
+    """A store on the same host has the same clock: that the two agree after a jump proves nothing."""
+    host.write()
+    await host.look()
+    host.store_error_ms = 400 * DAY_MS
+    if not is_at_once:
+        await host.look(target_ms=DAY_MS)
+    host.error_ms = 400 * DAY_MS
+    await host.looks(target_ms=DAY_MS)
+    assert (host.start_offset, host.writer.log_start_offset, host.is_doubted) == (0, 0, True)
+    host.error_ms = host.store_error_ms = 0
+    await host.looks(target_ms=DAY_MS)
+    assert (host.start_offset, host.is_doubted) == (0, False)
+
+
+async def test_small_corrections_of_the_clock_do_not_add_up(tmp_path):
+    """A clock that is set by seconds again and again, as after short pauses of its host, is believed."""
+    host = Host(tmp_path, store_tells=False)
+    host.write()
+    for _ in range(10):
+        await host.look()
+        host.error_ms += 50_000
+    assert not host.is_doubted
+
+
+async def test_no_age_is_certain_before_the_stores_first_answer(host):
+    """A host that starts with a wrong clock does not go by it until the store has told the time."""
+    host.error_ms = 400 * DAY_MS
+    host.start()
+    assert host.clock.ages_ms() == NOTHING_IS_OLD_MS
+    await host.look()
+    assert host.clock.ages_ms() == NOTHING_IS_OLD_MS
+    host.error_ms = 0
+    await host.look()
+    assert host.clock.ages_ms() == host.right_ms()
+
+
+async def test_a_store_whose_answers_have_no_date(host):
+    """Where answers tell no time, this host's clock is all there is: retention goes on by it."""
+    host.store.now_ms = None
+    host.start()
+    host.write()
+    await host.look()
+    host.passed_ms += 8 * DAY_MS
+    await host.looks()
+    assert (host.start_offset, host.is_doubted) == (9, False)
+
+
+async def test_a_commit_in_the_future_is_reported_and_does_not_block_for_ever(tmp_path):
+    """A manifest that a wrong clock dated years ahead holds retention up for an hour; the metric says so."""
+    host = Host(tmp_path, store_tells=False)
+    host.write()
+    await host.look()
+    stored = await host.archive.manifests.load(host.writer.identified)
+    host.passed_ms += 8 * DAY_MS
+    host.error_ms = 3000 * DAY_MS
+    await host.archive.manifests.commit(stored, stored.existing, leader_epoch=0)
+    host.error_ms = 0
+    host.start()
+    await host.looks(2)
+    assert (host.start_offset, host.is_doubted) == (0, True)
+    await host.looks(12)
+    assert (host.start_offset, host.is_doubted) == (9, False)
+
+
+async def test_a_clock_that_is_set_back_prolongs_no_rest(tmp_path):
+    """What was put off while the clock was years ahead is not put off by years when that is set right."""
+    host = Host(tmp_path, store_tells=False)
+    host.write()
+    await host.looks(3)
+    host.error_ms = 3000 * DAY_MS
+    host.start()
+    seen = observed(host.writer, retention_pace=PACE)
+    for _ in range(3):
+        host.passed_ms += PACE.edits_interval_ms
+        await host.archiver.step(seen)
+    assert host.archiver.is_at_rest(seen)
+    host.error_ms = 0
+    host.passed_ms += PACE.edits_interval_ms
+    assert not host.archiver.is_at_rest(seen)
+
+
+async def test_a_refused_trim_is_asked_for_again_when_the_clock_was_set_back(tmp_path):
+    """The pause after a refusal is five minutes of time that passes, whatever the clock shows."""
+    host = Host(tmp_path, store_tells=False)
+    host.write()
+    host.broker.denied.add("orders")
+    host.error_ms = 3000 * DAY_MS
+    host.start()
+    await host.look()
+    await host.archiver.step(observed(host.writer, target_bytes=0))
+    host.broker.denied.clear()
+    host.error_ms = 0
+    host.passed_ms += 600_000
+    await host.archiver.step(observed(host.writer, target_bytes=0))
+    assert host.writer.log_start_offset == 9
+
+
+async def test_looked_up_upload_times_are_not_remembered_for_ever(host):
+    """A topic whose records have no timestamps is asked for segment by segment, as each is about to go."""
+
+    class Objects:
+        async def stored_at_ms(self, _partition: object, segment: RemoteSegment) -> int:
+            return segment.uploaded_at_ms
+
+    times = UploadTimes(host.writer.identified, claim=None, remote_log=Objects(), clock=host.clock)
+    for base in range(0, 3 * REMEMBERED_MAX, 64):
+        some = [remote(one, one, max_timestamp_ms=NO_TIMESTAMP) for one in range(base, base + 64)]
+        assert await times.corrections(some, now_ms=host.right_ms()) == {}
+    assert len(times._proven) == REMEMBERED_MAX

@@ -82,7 +82,8 @@ class ScrubJob:
         self._led = led
         self._pace = pace
         self._metrics = metrics.scrub
-        self._now_ms = clock.wall_ms
+        self._now_ms = clock.steady_ms
+        self._wall_ms = clock.wall_ms
         self._ages_ms = clock.ages_ms
         self._jitter = jitter
         self._progress: dict[TopicIdPartition, _Progress] = {}
@@ -150,7 +151,7 @@ class ScrubJob:
             )
         if is_complete:
             progress.known, progress.found = progress.found, set()
-            progress.done_at_ms = self._now_ms()
+            progress.done_at_ms = self._wall_ms()
         return stretch.requests
 
     async def _take(self, progress: _Progress, stretch: ScrubStretch) -> None:

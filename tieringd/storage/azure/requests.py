@@ -165,12 +165,13 @@ class Requests:
         with translated(call):
             response = (await self._pipeline.run(request, stream=True)).http_response
             try:
+                # Before the body: its date would be old by the time that a large one has arrived.
+                self.times.note_date(response.headers)
                 data = await receive(
                     response.internal_response, executor=self.executor, stall_seconds=self.stall_seconds
                 )
             finally:
                 await response.close()
-        self.times.note_date(response.headers)
         if response.status_code not in accept:
             raise from_answer(call, response.status_code, response.headers, _said(data))
         announced = response.headers.get("Content-Length")

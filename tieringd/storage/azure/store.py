@@ -323,7 +323,7 @@ class AzureStore:
         }
         return (*soft_delete(account.data), *(way for way, holds in ways.items() if holds))
 
-    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+    def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Let *listener* hear the time of the service's answers."""
         self._requests.times.listen(listener)
 

@@ -126,13 +126,14 @@ class GcsClient:
                 allow_redirects=False,
             )
             async with response:
+                # Before the body: its date would be old by the time that a large one has arrived.
+                self.times.note_date(response.headers)
                 # Google sends each hash in a header of its own.
                 answer = Answer(
                     response.status,
                     {name.lower(): ",".join(response.headers.getall(name)) for name in response.headers},
                     await receive(response, executor=self.executor, stall_seconds=self.stall_seconds),
                 )
-        self.times.note_date(answer.headers)
         if token is not None:
             if answer.status == HTTPStatus.UNAUTHORIZED:
                 raise token_refused(call, answer, may_recover=self._token.refused(token))

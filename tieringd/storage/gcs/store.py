@@ -291,7 +291,7 @@ class GcsStore:
         }
         return tuple(way for way, holds in ways.items() if holds)
 
-    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+    def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Let *listener* hear the time of the service's answers."""
         self._client.times.listen(listener)
 

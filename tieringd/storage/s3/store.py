@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 _DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
 _OFFLINE_CLASSES = {"GLACIER", "DEEP_ARCHIVE"}
 
+_ANSWERED_EARLY = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
+"""Operations whose answers begin, with their date, minutes before they end."""
+
 
 class S3Store:
     """
@@ -78,10 +81,11 @@ class S3Store:
         # Every answer, errors included: a server that refuses our clock says what its own shows.
         client.meta.events.register("after-call.s3", self._note_date)
 
-    def _note_date(self, parsed: dict[str, Any], **_: Any) -> None:
-        self._times.note_date(parsed.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
+    def _note_date(self, parsed: dict[str, Any], model: Any, **_: Any) -> None:
+        if model.name not in _ANSWERED_EARLY:
+            self._times.note_date(parsed.get("ResponseMetadata", {}).get("HTTPHeaders", {}))
 
-    def tell_time_to(self, listener: Callable[[int], None]) -> None:
+    def tell_time_to(self, listener: Callable[[int | None], None]) -> None:
         """Let *listener* hear the time of the server's answers."""
         self._times.listen(listener)
 

@@ -19,6 +19,7 @@ from tieringd.policies.segment_merge import MergeLimits
 from tieringd.policies.total_retention import TotalRetention
 from tieringd.services.scrub.job import ScrubJob
 from tieringd.services.segment_merger import SegmentMerger
+from tieringd.storage.archive_clock import ArchiveClock
 
 PACE = ScrubPace(
     is_enabled=True,
@@ -33,7 +34,7 @@ PACE = ScrubPace(
 class Scrubbing:
     """A job over one bucket, and its metrics."""
 
-    def __init__(self, bucket, pace=PACE) -> None:
+    def __init__(self, bucket, pace=PACE, clock=None) -> None:
         self.bucket = bucket
         self.metrics = Metrics()
         self.led = [bucket.writer.identified]
@@ -42,7 +43,7 @@ class Scrubbing:
             led=lambda: self.led,
             pace=pace,
             metrics=self.metrics,
-            clock=bucket.archive.clock,
+            clock=clock or bucket.archive.clock,
             jitter=lambda: 0.5,
         )
 
@@ -86,6 +87,21 @@ async def test_whole_look_comes_again_after_its_interval(scrubbing, bucket):
     bucket.clock.now_ms += 1
     await scrubbing.turns()
     assert scrubbing.shown("objects_total") == 2 * (6 * 2 + 4)
+
+
+async def test_clock_that_is_set_back_puts_no_look_off(bucket):
+    """A host whose clock was years ahead scrubs at the usual pace when the clock is set right."""
+    error_ms = 3000 * DAY_MS
+    clock = ArchiveClock(
+        wall_ms=lambda: bucket.clock() + error_ms, steady_seconds=lambda: bucket.clock() / 1000
+    )
+    await bucket.fill(1)
+    scrubbing = Scrubbing(bucket, clock=clock)
+    await scrubbing.turns()
+    error_ms = 0
+    bucket.clock.now_ms += 12 * HOUR_MS
+    await scrubbing.turns()
+    assert scrubbing.shown("objects_total") == 4
 
 
 async def test_first_look_waits_for_the_jitter(bucket):
