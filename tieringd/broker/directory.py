@@ -19,7 +19,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs, read_local_log, scan_log_dirs
+from tieringd.broker.log_dir import (
+    EPOCH_CHECKPOINT,
+    PARTITION_METADATA,
+    read_leader_epochs,
+    read_local_log,
+    read_topic_id,
+    scan_log_dirs,
+)
 from tieringd.broker.segment_file import scan_transactions
 from tieringd.broker.small_files import SmallFiles, is_settled
 from tieringd.errors import (
@@ -36,6 +43,7 @@ from tieringd.model.partition import ClusterView, LogBounds, Replica
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from tieringd.broker.log_dir import LogDirScan
     from tieringd.errors import TieringError
     from tieringd.model.client_quota import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
@@ -77,13 +85,14 @@ class DirectoryBroker:
         self._cluster_id = cluster_id
         self._walks: dict[TopicPartition, _Walk] = {}
         self._epochs = SmallFiles(EPOCH_CHECKPOINT, read_leader_epochs)
+        self._topic_ids = SmallFiles(PARTITION_METADATA, read_topic_id)
         self._lock = threading.Lock()
 
     async def cluster_id(self) -> str:
         """Return the configured id, or the one in `meta.properties`."""
         if self._cluster_id is not None:
             return self._cluster_id
-        scan = await asyncio.to_thread(scan_log_dirs, self._log_dirs)
+        scan = await asyncio.to_thread(self._scan)
         if scan.cluster_id is None:
             raise BrokerDenied(
                 f"no log directory of {', '.join(self._log_dirs)} says which cluster it belongs to",
@@ -93,7 +102,7 @@ class DirectoryBroker:
 
     async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
         """Return those in the log directories; one that is missing does not say that a topic is gone."""
-        scan = await asyncio.to_thread(scan_log_dirs, self._log_dirs)
+        scan = await asyncio.to_thread(self._scan)
         ids = {each.topic_partition.topic: frozenset({each.topic_id}) for each in scan.partitions}
         return {name: ids[name] for name in topics if name in ids}
 
@@ -182,6 +191,13 @@ class DirectoryBroker:
     async def close(self) -> None:
         """Forget what was walked."""
         self._walks.clear()
+
+    def _scan(self) -> LogDirScan:
+        """Find the partitions; a topic id is read again only when its file has changed."""
+        with self._lock:
+            scan = scan_log_dirs(self._log_dirs, topic_id_of=self._topic_ids.read)
+            self._topic_ids.keep_only({each.path for each in scan.partitions})
+            return scan
 
     def _replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         led: dict[TopicPartition, Replica] = {}

@@ -144,7 +144,7 @@ class ArchiveRetention:
     def _look_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
         """Return from when on `_is_due` says so and a look may find something."""
         if not manifest.segment_count:
-            # `_is_due` never looks at these: a due time that has passed would keep the archiver from its rest.
+            # `_is_due` never looks at these, and a due time that has passed would end the archiver's rest.
             return math.inf
         if self._last is None:
             return -math.inf

@@ -179,9 +179,13 @@ class Archiver:
         """Cancel what was offered: no step comes any more."""
         self._changes.close()
 
+    def rest_due_ms(self, seen: Observation) -> float:
+        """Return until when a step on *seen* has nothing to do; minus infinity where it is not done yet."""
+        return self._rests_until_ms if seen is self._rests_on and not self._changes else -math.inf
+
     def is_at_rest(self, seen: Observation) -> bool:
         """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
-        return seen is self._rests_on and self._clock() < self._rests_until_ms and not self._changes
+        return self._clock() < self.rest_due_ms(seen)
 
     async def step(self, seen: Observation) -> StepResult:
         """

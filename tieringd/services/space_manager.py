@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.broker.disk_use import directory_uses
+from tieringd.broker.disk_use import DiskUseMeter, directory_uses
 from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, plan_spaces
 from tieringd.policies.space_plan import SpaceDemand
 from tieringd.policies.space_planner import plan_space
@@ -62,13 +62,14 @@ class SpaceManager:
         reconciler: Reconciler,
         metrics: Metrics,
         ages_ms: Callable[[], int],
-        measure: Callable[[Sequence[str]], Sequence[DirectoryUse]] = directory_uses,
+        measure: Callable[[Sequence[str]], Sequence[DirectoryUse]] | None = None,
         tell_cache: Callable[[int | None], None] = lambda _: None,
     ) -> None:
         """
         Take the parts; *ages_ms* returns the time that ages count to.
 
-        *measure* looks at directories, in a thread.
+        *measure* looks at directories, in a thread. Without it the log directories are measured by what has
+        changed in them (`DiskUseMeter`), and the cache whole.
 
         *tell_cache* hears in each round how many bytes the chunk cache may hold from now on, and None when
         nobody looks any more.
@@ -78,7 +79,8 @@ class SpaceManager:
         self._reconciler = reconciler
         self._metrics = metrics
         self._ages_ms = ages_ms
-        self._measure = measure
+        self._measure_logs = measure or DiskUseMeter()
+        self._measure_cache = measure or directory_uses
         self._tell_cache = tell_cache
         self._cursors: dict[int, TopicPartition] = {}
         self._short: set[int] = set()
@@ -103,11 +105,11 @@ class SpaceManager:
         if world is None:
             return ()
         try:
-            uses = await asyncio.to_thread(self._measure, self._log_dirs)
+            uses = await asyncio.to_thread(self._measure_logs, self._log_dirs)
         except OSError as error:
             log.warning("log directories cannot be measured", error=str(error))
             return ()
-        cache = await asyncio.to_thread(measured_cache, self._config, self._measure)
+        cache = await asyncio.to_thread(measured_cache, self._config, self._measure_cache)
         reports = []
         for space in plan_spaces(uses, cache, area_settings(self._config)):
             self._publish_cache(space)
