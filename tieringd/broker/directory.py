@@ -15,13 +15,12 @@ import os
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tieringd.broker.log_dir import (
     EPOCH_CHECKPOINT,
-    PARTITION_METADATA,
     read_leader_epochs,
     read_local_log,
     read_topic_id,
@@ -36,6 +35,7 @@ from tieringd.errors import (
     LeadershipChanged,
     LocalFileError,
 )
+from tieringd.formats.log_names import DirectoryKind, parse_directory_name
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
 from tieringd.model.partition import ClusterView, LogBounds, Replica
@@ -43,7 +43,6 @@ from tieringd.model.partition import ClusterView, LogBounds, Replica
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from tieringd.broker.log_dir import LogDirScan
     from tieringd.errors import TieringError
     from tieringd.model.client_quota import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
@@ -85,14 +84,13 @@ class DirectoryBroker:
         self._cluster_id = cluster_id
         self._walks: dict[TopicPartition, _Walk] = {}
         self._epochs = SmallFiles(EPOCH_CHECKPOINT, read_leader_epochs)
-        self._topic_ids = SmallFiles(PARTITION_METADATA, read_topic_id)
         self._lock = threading.Lock()
 
     async def cluster_id(self) -> str:
         """Return the configured id, or the one in `meta.properties`."""
         if self._cluster_id is not None:
             return self._cluster_id
-        scan = await asyncio.to_thread(self._scan)
+        scan = await asyncio.to_thread(scan_log_dirs, self._log_dirs)
         if scan.cluster_id is None:
             raise BrokerDenied(
                 f"no log directory of {', '.join(self._log_dirs)} says which cluster it belongs to",
@@ -102,9 +100,7 @@ class DirectoryBroker:
 
     async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
         """Return those in the log directories; one that is missing does not say that a topic is gone."""
-        scan = await asyncio.to_thread(self._scan)
-        ids = {each.topic_partition.topic: frozenset({each.topic_id}) for each in scan.partitions}
-        return {name: ids[name] for name in topics if name in ids}
+        return await asyncio.to_thread(self._topic_ids, frozenset(topics))
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """Return every partition of *found* as led whose leader epoch can be read; 0 when it has none."""
@@ -192,12 +188,22 @@ class DirectoryBroker:
         """Forget what was walked."""
         self._walks.clear()
 
-    def _scan(self) -> LogDirScan:
-        """Find the partitions; a topic id is read again only when its file has changed."""
-        with self._lock:
-            scan = scan_log_dirs(self._log_dirs, topic_id_of=self._topic_ids.read)
-            self._topic_ids.keep_only({each.path for each in scan.partitions})
-            return scan
+    def _topic_ids(self, topics: Collection[str]) -> dict[str, frozenset[str]]:
+        """Read one id for each topic: all of its partitions have the same."""
+        found: dict[str, frozenset[str]] = {}
+        for log_dir in self._log_dirs:
+            with suppress(OSError), os.scandir(log_dir) as entries:
+                for entry in entries:
+                    topic = entry.name.rpartition("-")[0]
+                    if topic not in topics or topic in found:
+                        continue
+                    name = parse_directory_name(entry.name)
+                    if name is None or name.kind is not DirectoryKind.PARTITION:
+                        continue
+                    # Of a partition that vanishes meanwhile another one may tell.
+                    with suppress(LocalFileError):
+                        found[topic] = frozenset({read_topic_id(entry.path)})
+        return found
 
     def _replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         led: dict[TopicPartition, Replica] = {}

@@ -83,65 +83,79 @@ class _Measured:
 
 
 class DiskUseMeter:
-    """Measure log directories as `directory_uses` does, with a memory. Used by one thread at a time."""
+    """Measure directories as `directory_uses` does, with a memory. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self._measured: dict[str, _Measured] = {}
+        self._measured: dict[str, dict[str, _Measured]] = {}
+        """For each path that was measured, the partitions' directories in it."""
         self._looks = 0
 
     def __call__(self, paths: Sequence[str]) -> tuple[DirectoryUse, ...]:
         """
-        Measure log directories; this blocks.
+        Measure directories; this blocks.
 
         Raises:
             OSError: One of them is not there or cannot be read.
         """
-        before, self._measured = self._measured, {}
-        return _uses(paths, lambda path, device: self._log_dir_bytes(path, device, before))
+        return _uses(paths, self._bytes_in)
 
-    def _log_dir_bytes(self, path: str, device: int, before: dict[str, _Measured]) -> int:
+    def _bytes_in(self, path: str, device: int) -> int:
+        known, found = self._measured.pop(path, {}), dict[str, _Measured]()
         total_bytes = 0
-        with os.scandir(path) as entries:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.endswith(_LEAVING_SUFFIXES):
                     continue
-                if entry.is_dir(follow_symlinks=False):
-                    total_bytes += self._partition_bytes(entry.path, device, before.get(entry.path))
-                else:
+                if not entry.is_dir(follow_symlinks=False):
                     total_bytes += _entry_bytes(entry, device)
+                    continue
+                directory = entry.path
+                measured = self._again(directory, known.get(directory))
+                if measured is None:
+                    size_bytes, measured = self._whole(directory, device, known.get(directory))
+                    total_bytes += size_bytes
+                else:
+                    total_bytes += measured.size_bytes
+                if measured is not None:
+                    found[directory] = measured
+        self._measured[path] = found
         return total_bytes
 
-    def _partition_bytes(self, path: str, device: int, known: _Measured | None) -> int:
-        if known is not None and known.looks_left:
-            # The directory last: a name that came while the file was looked at shows here.
-            is_same = _identity(known.active_path) == known.active and _identity(path) == known.directory
-            if is_same:
-                known.looks_left -= 1
-                self._measured[path] = known
-                return known.size_bytes
+    def _again(self, path: str, known: _Measured | None) -> _Measured | None:
+        """Return what is known of a directory, where it has not changed; None where it is to be listed."""
+        if known is None or not known.looks_left:
+            return None
+        # The directory last: a name that came while the file was looked at shows here.
+        if _identity(known.active_path) != known.active or _identity(path) != known.directory:
+            return None
+        known.looks_left -= 1
+        return known
+
+    def _whole(self, path: str, device: int, known: _Measured | None) -> tuple[int, _Measured | None]:
+        """List a directory; return its bytes, and what to remember of it, if that may be relied upon."""
+        # What changes from here on shows in a time, where the times are old enough.
         now_ns, directory = time.time_ns(), _identity(path)
-        size_bytes, active_path, active = 0, "", None
+        size_bytes, active_path = 0, ""
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
             for entry in entries:
                 if entry.name.endswith(_LEAVING_SUFFIXES):
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    # No partition of Kafka's: nothing is known of what changes below it.
-                    return sum(_file_bytes(path, device))
+                    # It is no partition of Kafka's, and nothing is known of what changes below it.
+                    return sum(_file_bytes(path, device)), None
                 size_bytes += _entry_bytes(entry, device)
                 name = parse_file_name(entry.name)
                 if name is not None and name.kind is FileKind.LOG:
                     active_path = max(active_path, entry.path)
-        if active_path:
-            active = _identity(active_path)
-        if directory is not None and active is not None:
-            newest_ns = max(directory[2], active[2])
-            if is_settled(newest_ns, now_ns=now_ns):
-                # Not all ten thousand have their whole look in the same measurement.
-                self._looks += 1
-                looks_left = WHOLE_LOOK_EVERY - 1 if known else self._looks % WHOLE_LOOK_EVERY
-                self._measured[path] = _Measured(size_bytes, directory, active_path, active, looks_left)
-        return size_bytes
+        active = _identity(active_path) if active_path else None
+        if directory is None or active is None:
+            return size_bytes, None
+        if not is_settled(max(directory[2], active[2]), now_ns=now_ns):
+            return size_bytes, None
+        # Not all ten thousand are to have their whole look in the same measurement.
+        self._looks += 1
+        looks_left = WHOLE_LOOK_EVERY - 1 if known else self._looks % WHOLE_LOOK_EVERY
+        return size_bytes, _Measured(size_bytes, directory, active_path, active, looks_left)
 
 
 def _identity(path: str) -> _Identity | None:

@@ -68,8 +68,7 @@ class SpaceManager:
         """
         Take the parts; *ages_ms* returns the time that ages count to.
 
-        *measure* looks at directories, in a thread. Without it the log directories are measured by what has
-        changed in them (`DiskUseMeter`), and the cache whole.
+        *measure* looks at directories, in a thread; without it a `DiskUseMeter` does.
 
         *tell_cache* hears in each round how many bytes the chunk cache may hold from now on, and None when
         nobody looks any more.
@@ -79,8 +78,7 @@ class SpaceManager:
         self._reconciler = reconciler
         self._metrics = metrics
         self._ages_ms = ages_ms
-        self._measure_logs = measure or DiskUseMeter()
-        self._measure_cache = measure or directory_uses
+        self._measure = measure or DiskUseMeter()
         self._tell_cache = tell_cache
         self._cursors: dict[int, TopicPartition] = {}
         self._short: set[int] = set()
@@ -105,11 +103,11 @@ class SpaceManager:
         if world is None:
             return ()
         try:
-            uses = await asyncio.to_thread(self._measure_logs, self._log_dirs)
+            uses = await asyncio.to_thread(self._measure, self._log_dirs)
         except OSError as error:
             log.warning("log directories cannot be measured", error=str(error))
             return ()
-        cache = await asyncio.to_thread(measured_cache, self._config, self._measure_cache)
+        cache = await asyncio.to_thread(measured_cache, self._config, self._measure)
         reports = []
         for space in plan_spaces(uses, cache, area_settings(self._config)):
             self._publish_cache(space)
