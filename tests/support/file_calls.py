@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -34,5 +34,7 @@ def counted_file_calls() -> Iterator[Counter[str]]:
 
         return counted
 
-    with patch.multiple(os, **{kind: counting(kind) for kind in KINDS}):
+    with ExitStack() as stack:
+        for kind in KINDS:
+            stack.enter_context(patch.object(os, kind, counting(kind)))
         yield counts
