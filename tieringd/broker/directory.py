@@ -38,7 +38,7 @@ from tieringd.errors import (
 from tieringd.formats.log_names import DirectoryKind, parse_directory_name
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
-from tieringd.model.partition import ClusterView, LogBounds, Replica
+from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 
 _PROOF_BYTES: Final = 64
+_NO_IDS: Final = frozenset({NO_TOPIC_ID})
 _SIDE_SUFFIXES: Final = (".index", ".timeindex", ".txnindex", ".snapshot")
 
 
@@ -195,7 +196,8 @@ class DirectoryBroker:
             with suppress(OSError), os.scandir(log_dir) as entries:
                 for entry in entries:
                     topic = entry.name.rpartition("-")[0]
-                    if topic not in topics or topic in found:
+                    # One that has no id yet leaves it to the others to tell.
+                    if topic not in topics or found.get(topic, _NO_IDS) != _NO_IDS:
                         continue
                     name = parse_directory_name(entry.name)
                     if name is None or name.kind is not DirectoryKind.PARTITION:
@@ -216,7 +218,7 @@ class DirectoryBroker:
                     epochs = ()
                 led[each.topic_partition] = Replica(_newest(epochs), is_leader=True)
             self._epochs.keep_only({each.path for each in found})
-            for gone in self._walks.keys() - led.keys():
+            for gone in [name for name in self._walks if name not in led]:
                 del self._walks[gone]
         return ClusterView(led, Counter(name.topic for name in led))
 
@@ -239,11 +241,11 @@ class DirectoryBroker:
         first_offset = local.first_offset
         if first_offset is None:
             raise LocalFileError(f"{local.partition.path} holds no segment", path=local.partition.path)
-        # Kept only when the walk ends well: after a fault the next look begins anew.
-        earlier = self._walks.pop(name, None)
+        earlier = self._walks.get(name)
         if earlier is not None and earlier.settled is not None and earlier.settled[0] == local.segments:
-            self._walks[name] = earlier
             return earlier.settled[1]
+        # Kept only when the walk ends well: after a fault the next look begins anew.
+        self._walks.pop(name, None)
         now_ns = time.time_ns()
         walk = _begin(local, first_offset) if earlier is None else _go_on(earlier, local, first_offset)
         open_since = walk.transactions.first_unstable_offset
