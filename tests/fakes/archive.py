@@ -233,6 +233,7 @@ def reconciler_of(
         metrics=metrics,
         make_archiver=make_archiver,
         now_ms=now_ms or archive.clock.wall_ms,
+        archive_ms=archive_clock(now_ms, archive.store) if now_ms else archive.clock,
     )
 
 

@@ -340,7 +340,10 @@ class LogWriter:
         return files
 
     def _write_epochs(self) -> None:
-        (self.path / "leader-epoch-checkpoint").write_bytes(encode_epoch_checkpoint(self.epochs))
+        # As a broker does: a new file takes the place of the old one.
+        written = self.path / "leader-epoch-checkpoint.tmp"
+        written.write_bytes(encode_epoch_checkpoint(self.epochs))
+        written.rename(written.with_suffix(""))
 
     def _write_file(self, name: str, data: bytes) -> None:
         path = self.path / name

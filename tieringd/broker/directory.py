@@ -15,11 +15,17 @@ import os
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs, read_local_log, scan_log_dirs
+from tieringd.broker.log_dir import (
+    EPOCH_CHECKPOINT,
+    read_leader_epochs,
+    read_local_log,
+    read_topic_id,
+    scan_log_dirs,
+)
 from tieringd.broker.segment_file import scan_transactions
 from tieringd.broker.small_files import SmallFiles, is_settled
 from tieringd.errors import (
@@ -29,9 +35,10 @@ from tieringd.errors import (
     LeadershipChanged,
     LocalFileError,
 )
+from tieringd.formats.log_names import DirectoryKind, parse_directory_name
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
-from tieringd.model.partition import ClusterView, LogBounds, Replica
+from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -44,6 +51,7 @@ if TYPE_CHECKING:
 
 
 _PROOF_BYTES: Final = 64
+_NO_IDS: Final = frozenset({NO_TOPIC_ID})
 _SIDE_SUFFIXES: Final = (".index", ".timeindex", ".txnindex", ".snapshot")
 
 
@@ -93,9 +101,7 @@ class DirectoryBroker:
 
     async def topic_ids(self, topics: Collection[str]) -> Mapping[str, frozenset[str]]:
         """Return those in the log directories; one that is missing does not say that a topic is gone."""
-        scan = await asyncio.to_thread(scan_log_dirs, self._log_dirs)
-        ids = {each.topic_partition.topic: frozenset({each.topic_id}) for each in scan.partitions}
-        return {name: ids[name] for name in topics if name in ids}
+        return await asyncio.to_thread(self._topic_ids, frozenset(topics))
 
     async def replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         """Return every partition of *found* as led whose leader epoch can be read; 0 when it has none."""
@@ -183,6 +189,24 @@ class DirectoryBroker:
         """Forget what was walked."""
         self._walks.clear()
 
+    def _topic_ids(self, topics: Collection[str]) -> dict[str, frozenset[str]]:
+        """Read one id for each topic: all of its partitions have the same."""
+        found: dict[str, frozenset[str]] = {}
+        for log_dir in self._log_dirs:
+            with suppress(OSError), os.scandir(log_dir) as entries:
+                for entry in entries:
+                    topic = entry.name.rpartition("-")[0]
+                    # One that has no id yet leaves it to the others to tell.
+                    if topic not in topics or found.get(topic, _NO_IDS) != _NO_IDS:
+                        continue
+                    name = parse_directory_name(entry.name)
+                    if name is None or name.kind is not DirectoryKind.PARTITION:
+                        continue
+                    # Of a partition that vanishes meanwhile another one may tell.
+                    with suppress(LocalFileError):
+                        found[topic] = frozenset({read_topic_id(entry.path)})
+        return found
+
     def _replicas(self, found: Sequence[LocalPartition]) -> ClusterView:
         led: dict[TopicPartition, Replica] = {}
         with self._lock:
@@ -194,7 +218,7 @@ class DirectoryBroker:
                     epochs = ()
                 led[each.topic_partition] = Replica(_newest(epochs), is_leader=True)
             self._epochs.keep_only({each.path for each in found})
-            for gone in self._walks.keys() - led.keys():
+            for gone in [name for name in self._walks if name not in led]:
                 del self._walks[gone]
         return ClusterView(led, Counter(name.topic for name in led))
 
@@ -217,11 +241,11 @@ class DirectoryBroker:
         first_offset = local.first_offset
         if first_offset is None:
             raise LocalFileError(f"{local.partition.path} holds no segment", path=local.partition.path)
-        # Kept only when the walk ends well: after a fault the next look begins anew.
-        earlier = self._walks.pop(name, None)
+        earlier = self._walks.get(name)
         if earlier is not None and earlier.settled is not None and earlier.settled[0] == local.segments:
-            self._walks[name] = earlier
             return earlier.settled[1]
+        # Kept only when the walk ends well: after a fault the next look begins anew.
+        self._walks.pop(name, None)
         now_ns = time.time_ns()
         walk = _begin(local, first_offset) if earlier is None else _go_on(earlier, local, first_offset)
         open_since = walk.transactions.first_unstable_offset

@@ -13,6 +13,7 @@ import stat
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from tieringd.errors import CorruptDataError, LocalFileError
@@ -27,7 +28,7 @@ from tieringd.model.partition import NO_TOPIC_ID
 from tieringd.model.segment import LocalSegment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tieringd.model.partition import TopicPartition
     from tieringd.model.segment import EpochStart
@@ -58,11 +59,17 @@ class LogDirScan:
     """What could not be read. Not a reason to act on what is missing here."""
 
 
-def scan_log_dirs(paths: Sequence[str], *, topic_id_of: Callable[[str], str] | None = None) -> LogDirScan:
+def scan_log_dirs(
+    paths: Sequence[str],
+    *,
+    topic_id_of: Callable[[str], str] | None = None,
+    known: Mapping[str, LocalPartition] = MappingProxyType({}),
+) -> LogDirScan:
     """
     Find the partitions in the log directories *paths*.
 
-    *topic_id_of* stands in for `read_topic_id`, for a caller that remembers what it has read.
+    *topic_id_of* stands in for `read_topic_id`, for a caller that remembers what it has read. *known* are
+    partitions of an earlier scan by their paths; one that is the same is the same object.
     A directory that cannot be read is a problem of its own; the others are scanned. A partition
     that is in two log directories is a problem and not a partition: the broker is moving it.
     """
@@ -81,17 +88,20 @@ def scan_log_dirs(paths: Sequence[str], *, topic_id_of: Callable[[str], str] | N
             problems.append(error)
             continue
         for name in directories:
-            parsed = parse_directory_name(name)
-            if parsed is None or parsed.kind is not DirectoryKind.PARTITION or parsed.topic_partition is None:
-                left_alone.append(f"{log_dir}/{name}")
+            path = f"{log_dir}/{name}"
+            before = known.get(path)
+            topic_partition = _partition_name(name) if before is None else before.topic_partition
+            if topic_partition is None:
+                left_alone.append(path)
                 continue
             try:
-                topic_id = topic_id_of(f"{log_dir}/{name}")
+                topic_id = topic_id_of(path)
             except LocalFileError as error:
                 problems.append(error)
                 continue
-            partition = LocalPartition(parsed.topic_partition, topic_id, f"{log_dir}/{name}", log_dir)
-            found.setdefault(parsed.topic_partition, []).append(partition)
+            if before is None or before.topic_id != topic_id:
+                before = LocalPartition(topic_partition, topic_id, path, log_dir)
+            found.setdefault(topic_partition, []).append(before)
     problems += _duplicates(found)
     cluster_id, node_id = _agreed(paths, identities, problems)
     return LogDirScan(
@@ -101,6 +111,12 @@ def scan_log_dirs(paths: Sequence[str], *, topic_id_of: Callable[[str], str] | N
         left_alone=tuple(left_alone),
         problems=tuple(problems),
     )
+
+
+def _partition_name(directory_name: str) -> TopicPartition | None:
+    """Return whose directory has this name; None for one that is no partition of ours to read."""
+    parsed = parse_directory_name(directory_name)
+    return parsed.topic_partition if parsed and parsed.kind is DirectoryKind.PARTITION else None
 
 
 def read_local_log(partition: LocalPartition) -> LocalLog:

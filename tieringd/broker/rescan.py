@@ -6,6 +6,10 @@ in a directory cannot come or go without the directory's modification time movin
 stands still, the names of the last listing are asked for their sizes and nothing is listed or
 opened. Every segment is asked each time: a log is appended to and truncated in place.
 
+The leader epochs are not asked for by themselves: a broker never writes to its `leader-epoch-checkpoint`,
+but puts a new file in its place, and that moves the directory's time. Someone who edits the checkpoint in
+place, with no broker running, is seen when the directory changes next or tieringd starts anew.
+
 This is `broker.log_dir` with a memory, and gives the same answers. Whatever is not certain is
 looked at anew.
 """
@@ -19,9 +23,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tieringd.broker.log_dir import (
-    EPOCH_CHECKPOINT,
     PARTITION_METADATA,
-    read_leader_epochs,
     read_local_log,
     read_topic_id,
     scan_log_dirs,
@@ -55,15 +57,14 @@ class LogDirRescan:
 
     def __init__(self) -> None:
         self._topic_ids = SmallFiles(PARTITION_METADATA, read_topic_id)
-        self._epochs = SmallFiles(EPOCH_CHECKPOINT, read_leader_epochs)
+        self._partitions: dict[str, LocalPartition] = {}
         self._listed: dict[str, _Listed] = {}
 
     def scan(self, paths: Sequence[str]) -> LogDirScan:
         """See `log_dir.scan_log_dirs`."""
-        scan = scan_log_dirs(paths, topic_id_of=self._topic_ids.read)
-        found = {partition.path for partition in scan.partitions}
+        scan = scan_log_dirs(paths, topic_id_of=self._topic_ids.read, known=self._partitions)
+        found = self._partitions = {partition.path: partition for partition in scan.partitions}
         self._topic_ids.keep_only(found)
-        self._epochs.keep_only(found)
         for path in self._listed.keys() - found:
             del self._listed[path]
         return scan
@@ -97,11 +98,10 @@ class LogDirRescan:
                 return None
             is_same = is_same and current is segment
             segments.append(current)
-        epochs = self._epochs.read(partition.path)
         # Last of all: had a name come, gone or moved while the others were asked, it would show here.
         if _directory(partition.path) != listed.directory:
             return None
-        return log if is_same and log.epochs == epochs else LocalLog(partition, tuple(segments), epochs)
+        return log if is_same else LocalLog(partition, tuple(segments), log.epochs)
 
 
 def _current(segment: LocalSegment) -> LocalSegment | None:

@@ -51,6 +51,8 @@ class DirectoryWatch:
         self._log_dirs = tuple(log_dirs)
         self._inotify: Inotify | None = None
         self._watches: dict[str, Watch] = {}
+        self._followed: Iterable[str] | None = None
+        """What the last `follow` was given, while every one of these directories is watched."""
         self._changed: set[str] = set()
         self._rescan = False
         self._has_news = asyncio.Event()
@@ -61,11 +63,13 @@ class DirectoryWatch:
         """
         Watch exactly these partition directories, and the log directories.
 
-        Call it after every rescan. What changed before this call is in no hint: where it returns
-        that there is a directory it did not watch before, scan once more, or leave it to the next
-        rescan.
+        Call it after every rescan; with the same tuple as the last time it costs nothing. What changed
+        before this call is in no hint: where it returns that there is a directory it did not watch before,
+        scan once more, or leave it to the next rescan.
         """
         if self._closed or not self._opened():
+            return False
+        if partition_paths is self._followed:
             return False
         wanted = {*self._log_dirs, *partition_paths}
         for path in self._watches.keys() - wanted:
@@ -74,6 +78,9 @@ class DirectoryWatch:
         for path in sorted(wanted - self._watches.keys()):
             if not self._add(path):
                 break
+        # A set or list may be changed by its owner, and a watch that is missing is tried again each time.
+        is_whole = isinstance(partition_paths, tuple) and len(self._watches) == len(wanted)
+        self._followed = partition_paths if is_whole else None
         return len(self._watches) > before
 
     async def changes(self) -> Hint:
@@ -127,6 +134,7 @@ class DirectoryWatch:
     def _forget(self, path: str) -> None:
         assert self._inotify is not None
         watch = self._watches.pop(path)
+        self._followed = None
         try:
             self._inotify.rm_watch(watch)
         except OSError as error:
@@ -171,6 +179,7 @@ class DirectoryWatch:
         if event.mask & Mask.IGNORED:
             if self._watches.get(directory) is watch:
                 del self._watches[directory]
+                self._followed = None
         elif event.mask & Mask.MOVE_SELF:
             # A broker renames a partition's directory before it deletes it, and the same name
             # may come again as another directory.

@@ -214,6 +214,7 @@ def _reconciler(
         metrics=metrics,
         make_archiver=archivers,
         now_ms=wall_clock_ms,
+        archive_ms=archive.clock,
     )
 
 

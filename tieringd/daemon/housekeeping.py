@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.daemon.topic_purging import topic_purge_job
+from tieringd.model.partition import Leadership
 from tieringd.services.change_queue import ended
 from tieringd.services.housekeeping import Housekeeping
 from tieringd.services.merge_job import MergeJob, MergePartition
@@ -17,20 +19,25 @@ from tieringd.services.segment_merger import SegmentMerger
 from tieringd.services.traffic_watch import TrafficWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
     from tieringd.broker.base import Broker
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.metrics import Metrics
-    from tieringd.model.partition import Leadership, TopicIdPartition
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.services.archiver import Archiver
     from tieringd.services.housekeeping_job import HousekeepingJob
     from tieringd.services.manifest_change import ManifestChange
+    from tieringd.services.observation import Observation
     from tieringd.services.reconciler import Reconciler
     from tieringd.services.remote_log import RemoteLog
     from tieringd.services.scrub.job import ScrubJob
     from tieringd.services.topic_purge import TopicPurge
     from tieringd.storage.resilient import ResilientStore
+
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,32 @@ class HousekeepingParts:
         self.scrub.set_pace(config.scrub_pace)
         self.purge.grace_ms = config.cloud_storage_topic_purge_grace_period_ms
         self.purge.is_to_stay = config.keeps_deleted
+
+
+class ArchivedPartitions(Mapping[Leadership, P]):
+    """The partitions that a daemon archives, as they are when one asks for them: no list is made before."""
+
+    def __init__(
+        self, reconciler: Reconciler, make: Callable[[Leadership, Archiver, Observation], P]
+    ) -> None:
+        """Take what knows them; *make* makes the form in which they are given."""
+        self._reconciler = reconciler
+        self._make = make
+
+    def __getitem__(self, leadership: Leadership) -> P:
+        found = self._reconciler.archived_one(leadership)
+        if found is None:
+            raise KeyError(leadership)
+        return self._make(leadership, *found)
+
+    def __iter__(self) -> Iterator[Leadership]:
+        return (leadership for leadership, _, _ in self._reconciler.archived())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __contains__(self, leadership: object) -> bool:
+        return isinstance(leadership, Leadership) and self._reconciler.archived_one(leadership) is not None
 
 
 def housekeeping_of(
@@ -105,13 +138,11 @@ def merge_job(
             leadership, store, joiner=joiner, writer_id=writer_id, metrics=metrics, now_ms=now_ms
         )
 
-    def partitions() -> dict[Leadership, MergePartition]:
-        return {
-            leadership: MergePartition(leadership, archiver, seen)
-            for leadership, archiver, seen in reconciler.archived()
-        }
+    def partition(leadership: Leadership, archiver: Archiver, seen: Observation) -> MergePartition:
+        return MergePartition(leadership, archiver, seen)
 
-    return MergeJob(partitions, make_merger=make_merger)
+    archived = ArchivedPartitions(reconciler, partition)
+    return MergeJob(lambda: archived, make_merger=make_merger, changed=reconciler.changes.reader())
 
 
 def reupload_job(
@@ -119,13 +150,17 @@ def reupload_job(
 ) -> CompactedReuploadJob:
     """Return what puts compacted segments in the place of their originals."""
 
-    def partitions() -> dict[Leadership, ArchivedPartition]:
-        return {
-            leadership: ArchivedPartition(leadership, archiver.manifest, seen, archiver.offer)
-            for leadership, archiver, seen in reconciler.archived()
-        }
+    def partition(leadership: Leadership, archiver: Archiver, seen: Observation) -> ArchivedPartition:
+        return ArchivedPartition(leadership, archiver.manifest, seen, archiver.offer)
 
-    return CompactedReuploadJob(partitions, remote_log=remote_log, metrics=metrics, now_ms=now_ms)
+    archived = ArchivedPartitions(reconciler, partition)
+    return CompactedReuploadJob(
+        lambda: archived,
+        remote_log=remote_log,
+        metrics=metrics,
+        now_ms=now_ms,
+        changed=reconciler.changes.reader(),
+    )
 
 
 def _offer_to(reconciler: Reconciler) -> Callable[[TopicIdPartition, ManifestChange], Awaitable[None]]:

@@ -142,14 +142,22 @@ class ArchiveRetention:
         if manifest.spillover is not None:
             times += [one.retired_at_ms for one in manifest.spillover.retired[:1]]
         retired_at_ms = min(times, default=math.inf)
-        look_ms = expiry_due_ms(manifest, seen.topic.total, self._first, interval_ms=pace.interval_ms)
         if self._awaits_look:
             return -math.inf
-        if self._last is None or not seen.shows_same(self._last.seen):
-            look_ms = -math.inf
-        if self._last is not None:
-            look_ms = max(look_ms, self._last.at_ms + pace.interval_ms)
-        return min(retired_at_ms + pace.delete_delay_ms, look_ms)
+        return min(retired_at_ms + pace.delete_delay_ms, self._look_due_ms(manifest, seen))
+
+    def _look_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
+        """Return from when on `_is_due` says so and a look may find something."""
+        if not manifest.segment_count:
+            # `_is_due` never looks at these, and a due time that has passed would end the archiver's rest.
+            return math.inf
+        if self._last is None:
+            return -math.inf
+        interval_ms = seen.topic.retention_pace.interval_ms
+        look_ms = -math.inf
+        if seen.shows_same(self._last.seen):
+            look_ms = expiry_due_ms(manifest, seen.topic.total, self._first, interval_ms=interval_ms)
+        return max(look_ms, self._last.at_ms + interval_ms)
 
     async def _release(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
         """

@@ -182,11 +182,15 @@ class Archiver:
         """Cancel what was offered: no step comes any more."""
         self._changes.close()
 
+    def rest_due_ms(self, seen: Observation) -> float:
+        """Return until when a step on *seen* has nothing to do; minus infinity where it is not done yet."""
+        is_done = seen.shows_same(self._rests_on) and not self._changes
+        return self._rests_until_ms if is_done else -math.inf
+
     def is_at_rest(self, seen: Observation) -> bool:
         """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
         # A clock that was set back does not prolong the rest.
-        is_early = self._rests_since_ms <= self._clock() < self._rests_until_ms
-        return seen.shows_same(self._rests_on) and is_early and not self._changes
+        return self._rests_since_ms <= self._clock() < self.rest_due_ms(seen)
 
     async def step(self, seen: Observation) -> StepResult:
         """

@@ -69,10 +69,17 @@ class MergeJob:
         partitions: Callable[[], Mapping[Leadership, MergePartition]],
         *,
         make_merger: Callable[[Leadership], SegmentMerger],
+        changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
+        """Take the parts; *changed* is as for `PartitionPasses`."""
         self._make_merger = make_merger
         self._known: dict[Leadership, _Known] = {}
-        self._passes = PartitionPasses(partitions, share=self._share, on_pass=self._forget_others)
+        self._passes = PartitionPasses(
+            partitions,
+            share=self._share,
+            forget=lambda leadership: self._known.pop(leadership, None),
+            changed=changed,
+        )
 
     async def turn(self, *, requests_max: int) -> JobTurn:
         """
@@ -83,27 +90,24 @@ class MergeJob:
         """
         return await self._passes.turn(requests_max=requests_max)
 
-    def _forget_others(self, led: Collection[Leadership]) -> None:
-        self._known = {one: known for one, known in self._known.items() if one in led}
-
     async def _share(self, one: MergePartition) -> Share:
         """Do what one plan names."""
         # What was known last will do: the commit looks whether it still holds.
         limits, manifest = one.seen.topic.merge_limits, one.archiver.last_manifest
         if limits is None or manifest is None:
-            return Share()
+            return Share(may_rest=True)
         up_to = merge_limit_offset(one.seen.uploadable, log_start_offset=one.seen.bounds.log_start_offset)
         known = self._known.get(one.leadership)
         if known is None:
             known = self._known[one.leadership] = _Known(self._make_merger(one.leadership))
         basis = (manifest.segments, limits, up_to)
         if known.finished is not None and _is_same(known.finished, basis):
-            return Share()
+            return Share(may_rest=True)
         plan = known.merger.plan(manifest, limits, up_to=up_to)
         if not plan.runs:
             known.merger.note_done(plan)
             known.finished = basis if plan.is_complete else None
-            return Share(has_more=not plan.is_complete)
+            return Share(has_more=not plan.is_complete, may_rest=plan.is_complete)
         return await self._merge(one, known.merger, manifest, plan)
 
     async def _merge(

@@ -40,9 +40,9 @@ class Observation:
         log = replace(self.log, segments=with_pins(self.log, self.pins)) if self.pins else self.log
         object.__setattr__(self, "uploadable", log)
 
-    def again(self, later: Observation) -> Observation:
-        """Return *later*, which is equal to this observation, with the parts of this one."""
-        return replace(later, log=self.log, bounds=self.bounds, topic=self.topic, pins=self.pins)
+    def renumbered(self, look: int, *, looked_at: float = math.inf) -> Observation:
+        """Return this observation as a later look made it again: look number *look* found nothing new."""
+        return replace(self, look=look, looked_at=looked_at)
 
     def shows_same(self, other: Observation | None) -> bool:
         """Say whether no look found a change between this observation and *other*; compares no files."""

@@ -14,7 +14,9 @@ leadership goes away and comes back, acts on nothing of it.
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field, replace
+from operator import is_
 from typing import TYPE_CHECKING
 
 import structlog
@@ -60,7 +62,7 @@ class World:
 
     cluster: str
     wanted: Mapping[Leadership, Observation]
-    """An observation for each partition to archive."""
+    """An observation for each partition to archive; the same object again where all of them are the same."""
     followed: tuple[Followed, ...]
     """Those that another broker leads, or that are paused."""
     problems: Mapping[str, str]
@@ -86,6 +88,19 @@ class World:
     """All on this broker that the cluster tells of, of whatever topic."""
     topics: Mapping[str, TopicConfig] = field(default_factory=dict)
     """What is configured for their topics, by name."""
+    look: int = 0
+    """The number of this look."""
+    looked_at: float = math.inf
+    """When this look began, in loop time."""
+
+    def confirmed(self, seen: Observation) -> Observation:
+        """
+        Return *seen*, one of `wanted`, under the number of this look, which found it again.
+
+        An observation that stays the same keeps its first number in `wanted`: of ten thousand partitions
+        nearly all are at rest, and only an archiver that acts has to know how often it was found.
+        """
+        return seen if seen.look >= self.look else seen.renumbered(self.look, looked_at=self.looked_at)
 
 
 class Observer:
@@ -117,6 +132,8 @@ class Observer:
         self._layout = layout
         self._translations: dict[str, tuple[OffsetTranslation, ...]] = {}
         self._observed: dict[TopicPartition, tuple[Leadership, Observation]] = {}
+        self._wanted: dict[Leadership, Observation] = {}
+        """The observations in `_observed`, as the last look handed them on."""
         # A look remembers files for the next one, so there is one at a time.
         self._looking = asyncio.Lock()
         self._topics: dict[str, TopicConfig] = {}
@@ -180,6 +197,7 @@ class Observer:
                     return None
                 again[leadership] = Observation(local_log, found, earlier.topic, pins, looked_at, look=look)
             self._observed |= {one.partition.topic_partition: (one, seen) for one, seen in again.items()}
+            self._wanted = self._wanted | again
             return again
 
     def _next_look(self) -> tuple[int, float]:
@@ -236,21 +254,25 @@ class Observer:
                 problems[local_log.partition.path] = overtaken or str(found)
                 unclear.add(name)
             elif self._registry.is_known:
-                seen = Observation(local_log, found, topic, pins, looked_at, look=look)
-                observed[name] = self._observe(cluster, replica, seen)
+                earlier = self._observed_under(name, cluster, replica)
+                if earlier is None or not _shows(earlier[1], local_log, found, topic, pins):
+                    earlier = (
+                        Leadership(_identify(cluster, local_log.partition), replica.leader_epoch),
+                        Observation(local_log, found, topic, pins, looked_at, look=look),
+                    )
+                observed[name] = earlier
                 continue
             held_back.append(Followed(_identify(cluster, local_log.partition), local_log, pins))
-        self._observed = observed
+        self._remember(observed)
         self._report(problems, scan)
         archived_topics = {one.topic_partition.topic for one in archived}
         in_cluster = sum(view.partition_counts[name] for name in archived_topics)
         self._metrics.followed_partitions.set(len(followed))
         self._metrics.upload_share.set(len(led) / in_cluster if in_cluster else 0.0)
         self._metrics.paused_topics.set(len(paused))
-        wanted = dict(observed.values())
         return World(
             cluster,
-            wanted,
+            self._wanted,
             tuple(followed),
             problems,
             tuple(held_back),
@@ -264,6 +286,8 @@ class Observer:
             frozenset(unclear),
             tuple(ours),
             topics,
+            look,
+            looked_at,
         )
 
     def _first_seen(
@@ -309,16 +333,22 @@ class Observer:
             )
         return f"its archive is {manifest.lifecycle.value}, so nothing is added to it"
 
-    def _observe(self, cluster: str, replica: Replica, seen: Observation) -> tuple[Leadership, Observation]:
-        """Return what to hand on: where *seen* says the same as the last observation, it has its parts."""
-        earlier = self._observed.get(seen.log.partition.topic_partition)
-        if (
-            earlier is not None
-            and earlier[1] == seen
-            and (earlier[0].partition.cluster, earlier[0].leader_epoch) == (cluster, replica.leader_epoch)
-        ):
-            return earlier[0], earlier[1].again(seen)
-        return Leadership(_identify(cluster, seen.log.partition), replica.leader_epoch), seen
+    def _observed_under(
+        self, name: TopicPartition, cluster: str, replica: Replica
+    ) -> tuple[Leadership, Observation] | None:
+        """Return a partition's last observation, if it was made under the same leadership."""
+        earlier = self._observed.get(name)
+        if earlier is None:
+            return None
+        leadership, _ = earlier
+        is_same = leadership.leader_epoch == replica.leader_epoch and leadership.partition.cluster == cluster
+        return earlier if is_same else None
+
+    def _remember(self, observed: dict[TopicPartition, tuple[Leadership, Observation]]) -> None:
+        """Keep what was observed; `_wanted` stays the same object where all of it is the same."""
+        before, self._observed = self._observed, observed
+        if len(before) != len(observed) or not all(map(is_, before.values(), observed.values())):
+            self._wanted = dict(observed.values())
 
     async def _topic_configs(
         self, cluster: str, partitions: Sequence[LocalPartition]
@@ -410,6 +440,18 @@ def _why_overtaken(log: LocalLog, leader_epoch: int) -> str:
             f"epoch {leader_epoch}: this look is thrown away"
         )
     return ""
+
+
+def _shows(
+    seen: Observation, local_log: LocalLog, bounds: LogBounds, topic: TopicConfig, pins: tuple[Pin, ...]
+) -> bool:
+    """Say whether an observation is what one of these would be: that one need not be made."""
+    return (
+        (seen.log is local_log or seen.log == local_log)
+        and seen.bounds == bounds
+        and (seen.topic is topic or seen.topic == topic)
+        and seen.pins == pins
+    )
 
 
 def _identify(cluster: str, partition: LocalPartition) -> TopicIdPartition:

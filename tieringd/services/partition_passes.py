@@ -3,6 +3,9 @@ Passes over partitions, in which each has its share: how a kind of housekeeping 
 
 A pass goes on where the last turn ended, in the order of the partitions. What a share is, and what is
 remembered of a partition, is the job's business.
+
+A partition rests once its share has said that there is nothing to do until it changes. Passes leave out
+those that rest: of ten thousand nearly all do, and nothing but their changes is looked at.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ class Share:
     """Whether its next share would find something to do at once."""
     has_failed: bool = False
     """Whether the partition could not go on, and the others can: it is passed over for a while."""
+    may_rest: bool = False
+    """Whether there is nothing to do before the partition's archive or local log changes."""
 
 
 @dataclass(slots=True)
@@ -46,18 +51,28 @@ class _Failing:
 
 
 class PartitionPasses(Generic[P]):
-    """Give each of *partitions*, as they are then, its *share*; *on_pass* is told who is in a new pass."""
+    """Give each of *partitions*, as they are then, its *share*."""
 
     def __init__(
         self,
         partitions: Callable[[], Mapping[Leadership, P]],
         *,
         share: Callable[[P], Awaitable[Share]],
-        on_pass: Callable[[Collection[Leadership]], None],
+        forget: Callable[[Leadership], object],
+        changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
+        """
+        Take the parts; *forget* is told of each partition that is not there any more.
+
+        *changed* returns what has begun, changed or ended since it was called last (`ChangeFeed.reader`).
+        Without it each pass goes over all of *partitions*.
+        """
         self._partitions = partitions
         self._share = share
-        self._on_pass = on_pass
+        self._forget = forget
+        self._changed = changed
+        self._awake: set[Leadership] | None = None
+        """Those that do not rest; None before the first pass."""
         self._left: list[Leadership] = []
         """Who has not had its share in this pass, the next one last."""
         self._found_more = False
@@ -72,10 +87,7 @@ class PartitionPasses(Generic[P]):
         """
         partitions = self._partitions()
         if not self._left:
-            self._left = sorted(partitions, key=lambda one: one.partition, reverse=True)
-            self._found_more = False
-            self._on_pass(partitions.keys())
-            self._failing = {one: failing for one, failing in self._failing.items() if one in partitions}
+            self._begin(partitions)
         requests = 0
         while self._left and requests < requests_max:
             leadership = self._left.pop()
@@ -91,6 +103,21 @@ class PartitionPasses(Generic[P]):
             requests, has_more=self._found_more or not has_covered_all, has_covered_all=has_covered_all
         )
 
+    def _begin(self, partitions: Mapping[Leadership, P]) -> None:
+        """Begin a pass over those that do not rest."""
+        self._found_more = False
+        awake = set(self._awake or ())
+        if self._changed is not None:
+            awake.update(self._changed())
+        if self._changed is None or self._awake is None:
+            awake.update(partitions)
+        for gone in [one for one in awake if one not in partitions]:
+            awake.discard(gone)
+            self._failing.pop(gone, None)
+            self._forget(gone)
+        self._awake = awake
+        self._left = sorted(awake, key=lambda one: one.partition, reverse=True)
+
     def _is_passed_over(self, leadership: Leadership) -> bool:
         failing = self._failing.get(leadership)
         if failing is None or not failing.passes_to_skip:
@@ -99,6 +126,8 @@ class PartitionPasses(Generic[P]):
         return True
 
     def _note(self, leadership: Leadership, share: Share) -> None:
+        if share.may_rest and self._awake is not None and self._changed is not None:
+            self._awake.discard(leadership)
         if not share.has_failed:
             if share.requests:
                 self._failing.pop(leadership, None)

@@ -4,6 +4,22 @@ The reconciler: makes the running archivers match the partitions this broker lea
 Each round begins with one look at the world (`services.observer`), for all partitions together.
 Archivers get their part of it as an `Observation`; a directory event only brings the next round
 forward.
+
+An archiver whose last step left nothing to do rests (`services.resting`): no round steps it. These wake it:
+
+| what happens                                    | what wakes the archiver                                |
+|-------------------------------------------------|--------------------------------------------------------|
+| a file, an offset, a pin or a setting changed   | the round's observation is another object              |
+| a segment was closed, told by a directory watch | `look_again` hands it a new observation at once        |
+| a time has come: upload, hint, retention        | `Resting.due`: the step said from when on it has to do |
+| a job may have edited the manifest              | the same: the archiver polls for edits now and then    |
+| the upload limits changed                       | `set_config`; the next round steps every archiver      |
+| a disk needs room                               | `request_space` steps it at once                       |
+| a change is offered for its manifest            | `offer` steps it at once                               |
+| this broker leads under another epoch           | a new archiver takes over, and begins awake            |
+
+An archiver does not rest after a step that failed, as while the store is away, nor while its partition is
+quarantined or an open transaction holds a segment back: each round steps it until that is over.
 """
 
 from __future__ import annotations
@@ -27,16 +43,18 @@ from tieringd.errors import (
 from tieringd.policies.assignment import plan_assignment
 from tieringd.policies.lineage import durable_end
 from tieringd.policies.loss import rescue_due_ms
+from tieringd.services.change_feed import ChangeFeed
 from tieringd.services.pinner import PinLook
+from tieringd.services.resting import Resting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
     from tieringd.config import Config
     from tieringd.formats.object_keys import TopicKey
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
+    from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
     from tieringd.policies.upload import UploadLimits
     from tieringd.services.archiver import Archiver
     from tieringd.services.bookkeeper import Bookkeeper
@@ -98,6 +116,17 @@ class _Running:
         self.archiver.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """What a round matched the archivers with."""
+
+    wanted: Mapping[Leadership, Observation]
+    """The world's own: the same object again where nothing has changed."""
+    unclear: frozenset[TopicPartition]
+    archivers: tuple[Archiver, ...]
+    """Those of the partitions in *wanted*."""
+
+
 class Reconciler:
     """
     Own the archivers of one daemon.
@@ -117,7 +146,9 @@ class Reconciler:
         metrics: Metrics,
         make_archiver: Callable[[Leadership], Archiver],
         now_ms: Callable[[], int],
+        archive_ms: Callable[[], int],
     ) -> None:
+        """Take the parts; *now_ms* is this host's clock, and *archive_ms* the one that archivers go by."""
         self._observer = observer
         self._pinner = pinner
         self._follower = follower
@@ -125,6 +156,7 @@ class Reconciler:
         self._metrics = metrics
         self._make_archiver = make_archiver
         self._now_ms = now_ms
+        self._archive_ms = archive_ms
         self._world: World | None = None
         self._topics: frozenset[str] = frozenset()
         """Those with a partition on this broker's disks, or with an archiver, at the last look."""
@@ -132,6 +164,13 @@ class Reconciler:
         """Since when, in loop time, nobody has told what of a partition is durable."""
         self._paused: frozenset[TopicKey] = frozenset()
         self._running: dict[Leadership, _Running] = {}
+        self._resting = Resting()
+        self._matched: _Matched | None = None
+        """What the running archivers were matched with; None when one of them has ended since."""
+        self._paths: tuple[str, ...] | None = None
+        """What `paths` returns, until an observation changes."""
+        self.changes = ChangeFeed()
+        """The partitions in which something changed, for work that goes over all of them."""
         self._fenced: dict[Leadership, str] = {}
         self._stopping = False
         self._hint = asyncio.Event()
@@ -156,8 +195,9 @@ class Reconciler:
         self.interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
         self._bookkeeper.interval_seconds = self.interval_seconds
         self._observer.set_config(config)
-        for running in self._running.values():
+        for leadership, running in self._running.items():
             running.archiver.set_limits(limits)
+            self._resting.wake(leadership)
 
     def hint(self) -> None:
         """Bring the next round forward: something in the log directories changed."""
@@ -176,9 +216,15 @@ class Reconciler:
             return False
         for leadership, observation in (again or {}).items():
             if (known := self._running.get(leadership)) is not None:
-                known.newest = observation
-                known.arrived.set()
+                self._hand_over(leadership, known, observation)
         return again is not None
+
+    def _hand_over(self, leadership: Leadership, running: _Running, observation: Observation) -> None:
+        """Wake an archiver with what was seen."""
+        running.newest, self._paths = observation, None
+        running.arrived.set()
+        self._resting.wake(leadership)
+        self.changes.note(leadership)
 
     async def next_look(self) -> None:
         """Wait until a round has looked, and `paths` is what it saw."""
@@ -204,13 +250,16 @@ class Reconciler:
         running = self._running.get(leadership)
         return running.archiver if running else None
 
-    def archived(self) -> list[tuple[Leadership, Archiver, Observation]]:
-        """Return the partitions that are archived and were looked at, with their archivers."""
-        return [
-            (leadership, one.archiver, one.newest)
-            for leadership, one in self._running.items()
-            if one.newest is not None
-        ]
+    def archived(self) -> Iterator[tuple[Leadership, Archiver, Observation]]:
+        """Yield the partitions that are archived and were looked at, with their archivers."""
+        for leadership in self._running:
+            if (found := self.archived_one(leadership)) is not None:
+                yield leadership, *found
+
+    def archived_one(self, leadership: Leadership) -> tuple[Archiver, Observation] | None:
+        """Return a partition's archiver and the newest look; None where there are not both."""
+        running = self._running.get(leadership)
+        return None if running is None or running.newest is None else (running.archiver, running.newest)
 
     def last_manifest(self, leadership: Leadership) -> PartitionManifest | None:
         """Return a partition's manifest as its archiver knew it last; None where none is known."""
@@ -243,12 +292,14 @@ class Reconciler:
         return self._observer.problems
 
     def paths(self) -> tuple[str, ...]:
-        """Return the directories of the partitions that are archived."""
-        return tuple(
-            running.newest.log.partition.path
-            for running in self._running.values()
-            if running.newest is not None
-        )
+        """Return the directories of the archived partitions; the same tuple while nothing changed."""
+        if self._paths is None:
+            self._paths = tuple(
+                running.newest.log.partition.path
+                for running in self._running.values()
+                if running.newest is not None
+            )
+        return self._paths
 
     async def run(self) -> None:
         """Do a round every reconciliation interval, or sooner on a hint, until stopped."""
@@ -270,6 +321,30 @@ class Reconciler:
         clock = asyncio.get_running_loop().time
         started = clock()
         world = await self._observer.look()
+        matched = self._matched
+        # Of ten thousand partitions nearly all are idle, and matching them all is a good part of a round.
+        if matched is None or matched.wanted is not world.wanted or matched.unclear != world.unclear:
+            matched = self._match(world, tasks)
+        self._forget_topics(world)
+        fresh_until = self._fresh_until(look_seconds=clock() - started)
+        for archiver in matched.archivers:
+            archiver.confirm_leadership(until=fresh_until)
+        for leadership in self._resting.due(self._archive_ms()):
+            running = self._running[leadership]
+            if running.newest is not None and leadership in world.wanted:
+                running.newest = world.confirmed(running.newest)
+            running.arrived.set()
+        self._world = world
+        self.rounds += 1
+        self.look_seconds = clock() - started
+        self._looked.set()
+        self._looked.clear()
+        await self._pin(world, good_until=fresh_until)
+        self._paused = world.paused
+        self._publish(clock() - started)
+
+    def _match(self, world: World, tasks: asyncio.TaskGroup) -> _Matched:
+        """Stop and start archivers, and hand each what was seen anew of its partition."""
         running = set(self._running)
         if world.unclear:
             running = {one for one in running if one.partition.topic_partition not in world.unclear}
@@ -282,24 +357,15 @@ class Reconciler:
             fresh.archiver.on_offer = fresh.arrived.set
             fresh.task = tasks.create_task(self._archive(leadership, fresh))
             fresh.task.add_done_callback(fresh.end)
-        fresh_until = self._fresh_until(look_seconds=clock() - started)
+        archivers: list[Archiver] = []
         for leadership, observation in world.wanted.items():
             if (known := self._running.get(leadership)) is not None:
-                known.archiver.confirm_leadership(until=fresh_until)
-                known.newest = observation
-                # Of ten thousand partitions nearly all are idle, and stepping them all is most of a round.
-                if not known.archiver.is_at_rest(observation):
-                    known.arrived.set()
+                archivers.append(known.archiver)
+                if not observation.shows_same(known.newest):
+                    self._hand_over(leadership, known, observation)
         self._fenced = {one: why for one, why in self._fenced.items() if one in world.wanted}
-        self._forget_topics(world)
-        self._world = world
-        self.rounds += 1
-        self.look_seconds = clock() - started
-        self._looked.set()
-        self._looked.clear()
-        await self._pin(world, good_until=fresh_until)
-        self._paused = world.paused
-        self._publish(clock() - started)
+        self._matched = _Matched(world.wanted, world.unclear, tuple(archivers))
+        return self._matched
 
     def _fresh_until(self, *, look_seconds: float) -> float:
         """
@@ -392,7 +458,9 @@ class Reconciler:
                 world = await self._observer.look()
             self.rounds += 1
             async with asyncio.TaskGroup() as tasks:
-                drains = [tasks.create_task(drain(one, seen)) for one, seen in world.wanted.items()]
+                drains = [
+                    tasks.create_task(drain(one, world.confirmed(seen))) for one, seen in world.wanted.items()
+                ]
             progressing = any(task.result() for task in drains)
             self._publish(0.0)
         problems = dict(self.problems)
@@ -407,6 +475,7 @@ class Reconciler:
             running.arrived.clear()
             if self._stopping or running.newest is None:
                 continue
+            self._resting.wake(leadership)
             try:
                 running.status, _ = await self._drain(leadership, running.archiver, running.newest)
             except Exception as error:
@@ -415,11 +484,15 @@ class Reconciler:
                 log.exception("archiver failed; starting it anew", partition=str(leadership.partition))
                 # Leadership may be lost before the next one starts: then nothing else forgets the series.
                 self._metrics.forget_partition(leadership.partition.topic_partition)
-                self._running.pop(leadership, None)
+                self._forget(leadership)
                 return
             if leadership in self._fenced:
-                self._running.pop(leadership, None)
+                self._forget(leadership)
                 return
+            self.changes.note(leadership)
+            due_ms = running.archiver.rest_due_ms(running.newest)
+            if due_ms > -math.inf:
+                self._resting.rest(leadership, until_ms=due_ms)
             if running.status.trimmed and running.status.pending_segments:
                 self.hint()
 
@@ -451,7 +524,8 @@ class Reconciler:
         return PartitionStatus(uploaded, trimmed, pending, fault, waits_because, is_store_fault), moved
 
     def _stop_archiver(self, leadership: Leadership) -> None:
-        running = self._running.pop(leadership)
+        running = self._running[leadership]
+        self._forget(leadership)
         if running.task is not None:
             running.task.cancel()
         self._metrics.forget_partition(leadership.partition.topic_partition)
@@ -465,6 +539,13 @@ class Reconciler:
             self._metrics.forget_topic(gone)
         self._topics = frozenset(topics)
 
+    def _forget(self, leadership: Leadership) -> None:
+        """Forget an archiver that has ended; the next round looks whether another one is to begin."""
+        self._running.pop(leadership, None)
+        self._resting.forget(leadership)
+        self._matched = self._paths = None
+        self.changes.note(leadership)
+
     async def _wait_for_next_round(self, interval_seconds: float) -> None:
         try:
             async with asyncio.timeout(interval_seconds):
@@ -474,7 +555,9 @@ class Reconciler:
         self._hint.clear()
 
     def _publish(self, seconds: float) -> None:
-        quarantined = sum(1 for running in self._running.values() if running.archiver.quarantine_fault)
+        # Of a partition that is quarantined the archiver does not rest.
+        awake = (self._running.get(leadership) for leadership in self._resting.awake)
+        quarantined = sum(1 for one in awake if one is not None and one.archiver.quarantine_fault)
         self._metrics.led_partitions.set(len(self._running))
         self._metrics.quarantined_partitions.set(quarantined)
         self._metrics.fenced_partitions.set(len(self._fenced))

@@ -76,12 +76,19 @@ class CompactedReuploadJob:
         remote_log: RemoteLog,
         metrics: Metrics,
         now_ms: Callable[[], int],
+        changed: Callable[[], Collection[Leadership]] | None = None,
     ) -> None:
+        """Take the parts; *changed* is as for `PartitionPasses`."""
         self._remote_log = remote_log
         self._metrics = metrics
         self._now_ms = now_ms
         self._known: dict[Leadership, _Known] = {}
-        self._passes = PartitionPasses(partitions, share=self._share, on_pass=self._forget_others)
+        self._passes = PartitionPasses(
+            partitions,
+            share=self._share,
+            forget=lambda leadership: self._known.pop(leadership, None),
+            changed=changed,
+        )
 
     async def turn(self, *, requests_max: int) -> JobTurn:
         """
@@ -93,14 +100,11 @@ class CompactedReuploadJob:
         """
         return await self._passes.turn(requests_max=requests_max)
 
-    def _forget_others(self, led: Collection[Leadership]) -> None:
-        self._known = {one: known for one, known in self._known.items() if one in led}
-
     async def _share(self, one: ArchivedPartition) -> Share:
         """Do the first runs of what one plan names."""
         manifest, seen = one.manifest, one.seen
         if manifest is None or not seen.topic.reuploads_compacted:
-            return Share()
+            return Share(may_rest=True)
         known = self._known.get(one.leadership)
         if known is None:
             known = self._known[one.leadership] = _Known(
@@ -110,7 +114,7 @@ class CompactedReuploadJob:
             )
         basis = (manifest.segments, seen.log, seen.bounds)
         if known.finished is not None and _is_same(known.finished, basis):
-            return Share()
+            return Share(may_rest=True)
         try:
             await known.reuploader.compare_head(manifest, seen)
         except LocalFileError as error:
@@ -124,7 +128,7 @@ class CompactedReuploadJob:
         if plan.beside_rewritten:
             return await self._replace_parts(one, known, plan.beside_rewritten)
         known.finished = basis
-        return Share()
+        return Share(may_rest=True)
 
     async def _replace_parts(self, one: ArchivedPartition, known: _Known, files: Sequence[Reupload]) -> Share:
         """Replace what parts of the first of *files* that can be read just now take the place of."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.broker.disk_use import directory_uses
+from tieringd.broker.disk_use import DiskUseMeter, directory_uses
 from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, plan_spaces
 from tieringd.policies.space_plan import SpaceDemand
 from tieringd.policies.space_planner import plan_space
@@ -62,13 +62,13 @@ class SpaceManager:
         reconciler: Reconciler,
         metrics: Metrics,
         ages_ms: Callable[[], int],
-        measure: Callable[[Sequence[str]], Sequence[DirectoryUse]] = directory_uses,
+        measure: Callable[[Sequence[str]], Sequence[DirectoryUse]] | None = None,
         tell_cache: Callable[[int | None], None] = lambda _: None,
     ) -> None:
         """
         Take the parts; *ages_ms* returns the time that ages count to.
 
-        *measure* looks at directories, in a thread.
+        *measure* looks at directories, in a thread; without it a `DiskUseMeter` does.
 
         *tell_cache* hears in each round how many bytes the chunk cache may hold from now on, and None when
         nobody looks any more.
@@ -78,7 +78,7 @@ class SpaceManager:
         self._reconciler = reconciler
         self._metrics = metrics
         self._ages_ms = ages_ms
-        self._measure = measure
+        self._measure = measure or DiskUseMeter()
         self._tell_cache = tell_cache
         self._cursors: dict[int, TopicPartition] = {}
         self._short: set[int] = set()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import batch
+from tests.support.file_calls import counted_file_calls
 from tieringd.broker.directory import DirectoryBroker
 from tieringd.broker.log_dir import read_local_log
 from tieringd.errors import (
@@ -127,6 +128,19 @@ async def test_topic_ids_are_told_of_what_is_there_and_of_nothing_else(broker, o
     (Path(orders.path) / "partition.metadata").write_text(f"version: 0\ntopic_id: {_TOPIC_ID}")
     name = orders.topic_partition.topic
     assert await broker.topic_ids([name, "missing"]) == {name: frozenset({_TOPIC_ID})}
+
+
+async def test_topic_id_is_read_once_for_all_partitions_of_a_topic(broker, tmp_path):
+    """One that has no id yet leaves it to the next, and what is being deleted is not asked."""
+    ids = {"a-b-0": "", "a-b-1": _TOPIC_ID, "a-b-2": _TOPIC_ID, "a-b-3.abc-delete": "x", "other-0": "x"}
+    for name, topic_id in ids.items():
+        (tmp_path / name).mkdir()
+        if topic_id:
+            (tmp_path / name / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
+    with counted_file_calls() as calls:
+        assert await broker.topic_ids(["a-b"]) == {"a-b": frozenset({_TOPIC_ID})}
+    assert calls["open"] <= 2
+    assert calls["scandir"] == 1
 
 
 async def test_cluster_id_that_nobody_says_is_denied(broker):

@@ -38,7 +38,7 @@ def look(writer, total=ALL, **changes):
 
 def later(seen):
     """Return a later look that found nothing new."""
-    return seen.again(replace(seen, look=next(LOOKS)))
+    return seen.renumbered(next(LOOKS))
 
 
 def objects(store, writer) -> list[int]:
@@ -417,6 +417,17 @@ async def test_archiver_at_rest_wakes_when_retention_is_due(writer, archiver, cl
     assert archiver.is_at_rest(seen)
     clock.now_ms += PACE.delete_delay_ms
     assert not archiver.is_at_rest(seen)
+
+
+async def test_archiver_of_an_empty_archive_rests(writer, archiver, clock):
+    """A partition without a closed segment has nothing that retention could look at, now or later."""
+    writer.append()
+    seen = look(writer, TotalRetention(limit_ms=MINUTE_MS, limit_bytes=1))
+    await archiver.step(seen)
+    await archiver.step(seen)
+    assert archiver.is_at_rest(seen)
+    clock.now_ms += PACE.edits_interval_ms - 1
+    assert archiver.is_at_rest(seen)
 
 
 async def test_clock_that_was_set_back_holds_nothing_up(writer, archiver, store, clock):

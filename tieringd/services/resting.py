@@ -1,0 +1,73 @@
+"""
+Which archivers rest, and until when.
+
+A round steps the archivers that are awake and those whose time has come. It finds them here, without
+asking each of ten thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from tieringd.model.partition import Leadership
+
+
+class Resting:
+    """
+    Keep who is awake and who rests until when. Used on one event loop.
+
+    A leadership that is not known is neither: it is not stepped by a round.
+    """
+
+    def __init__(self) -> None:
+        self._awake: set[Leadership] = set()
+        self._until_ms: dict[Leadership, float] = {}
+        self._due: list[tuple[float, int, Leadership]] = []
+        """A heap of times and who is due then. An entry counts while `_until_ms` has the same time."""
+        self._numbers = count()
+        self._asked_ms: float = -math.inf
+        """The time that `due` was asked with last."""
+
+    @property
+    def awake(self) -> Collection[Leadership]:
+        """Return the archivers that do not rest."""
+        return self._awake
+
+    def wake(self, leadership: Leadership) -> None:
+        """Step this archiver in each round from now on, until it rests."""
+        self._until_ms.pop(leadership, None)
+        self._awake.add(leadership)
+
+    def rest(self, leadership: Leadership, *, until_ms: float) -> None:
+        """Leave this archiver alone until *until_ms*, on the clock that `due` is asked with."""
+        self._awake.discard(leadership)
+        self._until_ms[leadership] = until_ms
+        if until_ms < math.inf:
+            heappush(self._due, (until_ms, next(self._numbers), leadership))
+
+    def forget(self, leadership: Leadership) -> None:
+        """Forget an archiver that has ended."""
+        self._awake.discard(leadership)
+        self._until_ms.pop(leadership, None)
+
+    def due(self, now_ms: int) -> Collection[Leadership]:
+        """
+        Wake those whose time has come by *now_ms*; return all that are awake.
+
+        A clock that was set back wakes all: it must not prolong their rest.
+        """
+        if now_ms < self._asked_ms:
+            for leadership in tuple(self._until_ms):
+                self.wake(leadership)
+        self._asked_ms = now_ms
+        while self._due and self._due[0][0] <= now_ms:
+            until_ms, _, leadership = heappop(self._due)
+            if self._until_ms.get(leadership) == until_ms:
+                self.wake(leadership)
+        return tuple(self._awake)
