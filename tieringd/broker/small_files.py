@@ -37,20 +37,33 @@ class SmallFiles(Generic[_T]):
         """Take the file's name, and how to read it given its directory."""
         self._name = name
         self._read = read
-        self._known: dict[str, tuple[tuple[int, int, int], _T]] = {}
+        self._known: dict[str, tuple[str, int, int, int, _T]] = {}
+        """For each directory the file's path, inode, size and modification time, and its value."""
 
     def read(self, directory: str) -> _T:
         """Return what the file in *directory* holds now. Raises what reading it raises."""
+        known = self._known.get(directory)
+        if known is not None:
+            path, inode, size_bytes, modified_ns, value = known
+            # Ten thousand times in a round: this says the same as `_identity`, in less time.
+            try:
+                status = os.stat(path)  # noqa: PTH116 - paths are text throughout this layer
+            except OSError:
+                status = None
+            if (
+                status is not None
+                and status.st_mtime_ns == modified_ns
+                and status.st_ino == inode
+                and status.st_size == size_bytes
+            ):
+                return value
+            del self._known[directory]
         # Looked at before it is read: were it replaced in between, the next look would see that.
         identity = self._identity(directory)
-        known = self._known.get(directory)
-        if known is not None and known[0] == identity:
-            return known[1]
-        self._known.pop(directory, None)
         now_ns = time.time_ns()
         value = self._read(directory)
         if identity is not None and is_settled(identity[2], now_ns=now_ns):
-            self._known[directory] = (identity, value)
+            self._known[directory] = (f"{directory}/{self._name}", *identity, value)
         return value
 
     def keep_only(self, directories: Collection[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from tests.support.file_calls import counted_file_calls
 from tieringd.broker.watch import DirectoryWatch, Hint
 
 pytestmark = pytest.mark.timeout(30)
@@ -207,3 +208,20 @@ def no_descriptors_left():
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_same_directories_are_followed_at_no_cost_until_one_is_lost(watch, log_dir):
+    """A directory that came again under its name is another one, and is watched anew."""
+    paths = tuple(str(path) for path in sorted(log_dir.iterdir()))
+    watch.follow(paths)
+    with counted_file_calls() as calls:
+        assert not watch.follow(paths)
+    assert not calls
+    path = log_dir / "orders-0"
+    path.rename(log_dir / "orders-0.abc-delete")
+    await watch.changes()
+    path.mkdir()
+    assert watch.follow(paths)
+    await watch.changes()
+    (path / _ROLLED).touch()
+    assert str(path) in (await watch.changes()).paths
