@@ -271,13 +271,14 @@ async def test_readers_go_on_through_merges_and_deletions(daemon, store, writers
     async with daemon.running():
         await settled(daemon)
         old = stored_manifest(store, writers[0])
-        wanted = await values_in(archive_in(store), old)
+        readers = archive_in(store)
+        wanted = await values_in(readers, old)
         failed = []
 
         async def read_on():
             while True:
                 manifest = stored_manifest(store, writers[0])
-                if await values_in(archive_in(store), manifest) != wanted:
+                if await values_in(readers, manifest) != wanted:
                     failed.append(manifest)
 
         store.latency_seconds = 0.001

@@ -231,12 +231,15 @@ async def test_broker_that_does_not_answer_ends_the_look(watch):
 
 
 async def test_look_that_finds_nothing_new_shows_the_same_under_another_number(watch, writers):
-    """An archiver sees without a comparison that nothing has changed, and that it was looked at again."""
+    """A round sees without a comparison that nothing changed; an archiver that acts gets the new number."""
     first, second = await watch.look(), await watch.look()
+    assert second.wanted is first.wanted
     for leadership, seen in first.wanted.items():
-        assert second.wanted[leadership].shows_same(seen)
-        assert second.wanted[leadership].uploadable == seen.uploadable
-        assert second.wanted[leadership].look > seen.look
+        again = second.confirmed(second.wanted[leadership])
+        assert again.shows_same(seen)
+        assert again.uploadable == seen.uploadable
+        assert (again.look, again.looked_at) == (second.look, second.looked_at)
+        assert again.look > seen.look
     writers[0].append(b"new")
     third = await watch.look()
     changed = {
