@@ -32,7 +32,7 @@ kafka: .venv/.installed-dev ## Fetch Kafka's jars through Maven (into ~/.cache/t
 azurite: .venv/.installed-dev ## Fetch Azurite through npm (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.azurite
 
-promtool: .venv/.installed-dev ## Fetch promtool from Debian's package (into ~/.cache/tieringd)
+promtool: .venv/.installed-dev ## Fetch Prometheus and promtool from Debian's package (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.promtool
 
 class-data: kafka ## Make the archives that JVMs of tests start from in half the time (in ~/.cache/tieringd and .venv)
