@@ -495,6 +495,8 @@ def exported() -> dict[str, set[str]]:
     counted |= {f"tieringd_gateway_{name}" for name in GatewayCollector.COUNTERS}
     return {f"{name}_total" if name in counted else name: labels for name, labels in own.items()} | {
         "tieringd_ready": {"reason"},
+        "tieringd_gateway_connections": set(),
+        "tieringd_gateway_buffered_bytes": set(),
         "tieringd_certificate_expiry_timestamp_seconds": {"file"},
     }
 
