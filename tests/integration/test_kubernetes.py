@@ -289,10 +289,12 @@ def test_container_waits_for_the_broker_s_log_directory_and_archives_it(pod, tmp
         file.write("\nshutdown_timeout_ms: 20000\n")
     pod.until(lambda: pod.events("configuration reloaded"), "the changed configuration is reloaded")
 
+    pod.until(lambda: "supervise: tieringd answers" in pod.output_text(), "its answer is seen")
     os.kill(pod.pid(), signal.SIGKILL)
     pod.until(lambda: "tieringd ended with 137" in pod.output_text(), "the end is said")
     pod.until(lambda: pod.server.is_running and is_healthy(pod), "tieringd runs again")
 
+    pod.until(lambda: pod.output_text().count("supervise: tieringd answers") == 2, "its answer is seen")
     os.kill(pod.pid(), signal.SIGSTOP)
     pod.until(lambda: "tieringd is killed and started again" in pod.output_text(), "the hang is seen")
     pod.until(lambda: pod.output_text().count("tieringd ended with 137") == 2, "the end is said")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicPartition
 
 # A series for the time at which each counter began would double the counters, and no rule reads it.
-disable_created_metrics()
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _PARTITION = ("topic", "partition")
 _LOG_DIR = ("log_dir",)

@@ -38,6 +38,7 @@ watch() {
             kill -HUP "$1"
         fi
         if python3 -c "$ask" "$health" 2>/dev/null; then
+            [ -n "$silent" ] || echo "supervise: tieringd answers"
             silent=0
         elif [ -n "$silent" ]; then
             silent=$((silent + 1))
