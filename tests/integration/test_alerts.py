@@ -334,6 +334,14 @@ CASES = [
         {"file": "/etc/tieringd/gateway.pem"},
     ),
     Case(
+        "TieringdCredentialsEnd",
+        {"tieringd_store_credentials_expiry_timestamp_seconds": "480x20"},
+        # Renewed in time.
+        {"tieringd_store_credentials_expiry_timestamp_seconds": "480x5 4000x15"},
+        "10m",
+        f"The credentials of {HOST} for the object store end within two minutes, and were not renewed",
+    ),
+    Case(
         "TieringdCacheFaults",
         {"tieringd_daemon_cache_faults_total": "0x5 1x10"},
         {"tieringd_daemon_cache_faults_total": "4x15"},
@@ -496,6 +504,7 @@ def exported() -> dict[str, set[str]]:
     return {f"{name}_total" if name in counted else name: labels for name, labels in own.items()} | {
         "tieringd_ready": {"reason"},
         "tieringd_gateway_connections": set(),
+        "tieringd_store_credentials_expiry_timestamp_seconds": set(),
         "tieringd_gateway_buffered_bytes": set(),
         "tieringd_certificate_expiry_timestamp_seconds": {"file"},
     }

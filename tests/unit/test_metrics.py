@@ -222,6 +222,16 @@ def test_no_series_tells_when_a_counter_began():
     assert not [name for name, _ in samples(metrics) if name.endswith("_created")]
 
 
+def test_end_of_the_store_s_credentials_has_a_series_where_there_is_one():
+    """Keys without an end have none: 0 would be an end long ago."""
+    metrics, ends = Metrics(), [None, 4000.5]
+    metrics.watch_credentials(lambda: ends[0])
+    name = ("tieringd_store_credentials_expiry_timestamp_seconds", ())
+    assert name not in samples(metrics)
+    ends.pop(0)
+    assert samples(metrics)[name] == 4000.5
+
+
 def test_end_of_a_certificate_is_read_again_when_its_file_changes(tmp_path):
     """A renewed file is seen without a restart, and one that cannot be read counts as ended."""
     certificates = [key_and_certificate(days=days)[1] for days in (1, 2)]

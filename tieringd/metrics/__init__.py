@@ -28,7 +28,13 @@ from tieringd.metrics.archive_work import (
     ScrubMetrics,
 )
 from tieringd.metrics.gateway import GatewayCollector
-from tieringd.metrics.health import CertificateCollector, DaemonTotals, HealthGauges, ReadinessCollector
+from tieringd.metrics.health import (
+    CertificateCollector,
+    CredentialsCollector,
+    DaemonTotals,
+    HealthGauges,
+    ReadinessCollector,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -328,6 +334,10 @@ class Metrics:
     def watch_certificates(self, files: Callable[[], Collection[Path]]) -> None:
         """Tell from now on when the certificates in *files* end."""
         self.registry.register(CertificateCollector(files))
+
+    def watch_credentials(self, end: Callable[[], float | None]) -> None:
+        """Tell from now on when the credentials for the object store end, in Unix time."""
+        self.registry.register(CredentialsCollector(end))
 
     def watch_gateway(self, gateway: GatewaySource) -> None:
         """Tell of *gateway* from now on."""

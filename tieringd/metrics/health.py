@@ -110,6 +110,24 @@ class CertificateCollector(Collector):
         return known[1]
 
 
+class CredentialsCollector(Collector):
+    """When the credentials for the object store end, where they do."""
+
+    def __init__(self, end: Callable[[], float | None]) -> None:
+        """Take how to learn the *end*, in Unix time."""
+        self._end = end
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the time, or no series while there is no end."""
+        end = self._end()
+        if end is not None:
+            yield GaugeMetricFamily(
+                "tieringd_store_credentials_expiry_timestamp_seconds",
+                "When the credentials for the object store that are in use end, in Unix time",
+                value=end,
+            )
+
+
 class DaemonTotals(Collector):
     """What the labelled metrics of one daemon come to."""
 

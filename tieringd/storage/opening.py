@@ -53,6 +53,7 @@ async def opened_store(config: Config, metrics: Metrics) -> AsyncIterator[Resili
     """
     backend = await _backend(config)
     store = ResilientStore(backend, store_limits(config), on_request=metrics.record_store_request)
+    metrics.watch_credentials(lambda: store.credentials_end)
     try:
         yield store
     finally:
