@@ -25,7 +25,7 @@ HOST = "broker-1:9640"
 SCRAPED = {"job": "tieringd", "instance": HOST}
 """What Prometheus puts on every series."""
 ROUND = 'tieringd_ready{reason="round"}'
-SCRUB = {"tieringd_scrub_interval_seconds": "3600x900"}
+SCRUB = {"tieringd_scrub_interval_seconds": "3600x90"}
 RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
 LONG_AGO = {"process_start_time_seconds": "-7200x900"}
 FIRST_EVENTS = re.compile(r"0x(\d+) (\d+x\d+)")
@@ -40,11 +40,13 @@ class Case:
 
     alert: str
     fires: dict[str, str]
-    """Values a minute apart, in promtool's own form, by metric."""
+    """Values a step apart, in promtool's own form, by metric."""
     quiet: dict[str, str]
     at: str
     summary: str
     labels: dict[str, str] = field(default_factory=dict)
+    step_minutes: int = 1
+    """Between two values and two evaluations: a day of minutes takes promtool ten seconds."""
 
 
 CASES = [
@@ -196,11 +198,12 @@ CASES = [
     ),
     Case(
         "TieringdHousekeepingStalled",
-        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x400"},
-        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x100 6000+60x300"},
-        "372m",
-        f"Housekeeping of the kind merge on {HOST} has not gone over all partitions for 6h 12m 0s",
+        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x40"},
+        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x10 6000+600x30"},
+        "380m",
+        f"Housekeeping of the kind merge on {HOST} has not gone over all partitions for 6h 20m 0s",
         {"task": "merge"},
+        step_minutes=10,
     ),
     Case(
         "TieringdStalled",
@@ -283,19 +286,21 @@ CASES = [
     ),
     Case(
         "TieringdScrubOverdue",
-        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x900"},
-        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x300 18000+60x600"},
+        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x90"},
+        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x30 18000+600x60"},
         "850m",
         f"A partition on {HOST} had no whole scrub for two intervals",
+        step_minutes=10,
     ),
     Case(
         "TieringdScrubOverdue",
-        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x900"},
+        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x90"},
         # Scrubbing is off.
         SCRUB
-        | {"tieringd_scrub_last_full_timestamp_seconds": "0x900", "tieringd_scrub_interval_seconds": "0x900"},
+        | {"tieringd_scrub_last_full_timestamp_seconds": "0x90", "tieringd_scrub_interval_seconds": "0x90"},
         "850m",
         f"A partition on {HOST} had no whole scrub for two intervals",
+        step_minutes=10,
     ),
     Case(
         "TieringdArchivePurged",
@@ -313,10 +318,11 @@ CASES = [
     ),
     Case(
         "TieringdPausedForLong",
-        {"tieringd_paused_topics": "2x1500"},
-        {"tieringd_paused_topics": "2x700 0 2x799"},
+        {"tieringd_paused_topics": "2x150"},
+        {"tieringd_paused_topics": "2x70 0 2x79"},
         "24h",
         f"2 topics of {HOST} have been paused for a day",
+        step_minutes=10,
     ),
     Case(
         "TieringdReloadFailed",
@@ -386,7 +392,7 @@ def labels_of(metric, case):
 def promtool_test(case, values, alerts):
     """Return a test in promtool's form: at that time there are these alerts of the name and no other."""
     return {
-        "interval": "1m",
+        "interval": f"{case.step_minutes}m",
         "input_series": [
             {"series": series_of(metric, labels_of(metric, case)), "values": text}
             for metric, text in (LONG_AGO | values).items()
@@ -406,7 +412,8 @@ def expected_of(case):
 
 def run_promtool(tmp_path, *tests):
     """Let promtool run *tests* over the rules."""
-    document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": list(tests)}
+    step = tests[0]["interval"]
+    document = {"rule_files": [str(RULES)], "evaluation_interval": step, "tests": list(tests)}
     path = tmp_path / "alerts_test.yml"
     path.write_text(yaml.safe_dump(document))
     done = subprocess.run(

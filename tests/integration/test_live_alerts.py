@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.e2e.log_files import RECORDS, add_segments, segment_path, write_partition
-from tests.support.daemon import directory_config, endpoint_properties, running_daemon, write_config
+from tests.support.daemon import directory_config, endpoint_properties, run_well, running_daemon, write_config
 from tests.support.ports import free_ports
 from tests.support.prometheus import running_prometheus
 
@@ -133,3 +133,20 @@ def test_log_directory_that_goes_and_reload_that_fails_are_seen(config, logs, wa
         assert reason["metric"]["reason"] == "log_directory"
         shutil.move(logs.with_name("away"), logs)
         until_holding(prometheus)
+
+
+def test_corrupt_segment_paused_topic_and_full_disk_are_seen(tmp_path, logs, watch):
+    """Each beside the others: one fault hides none of another kind."""
+    directory = write_partition(logs, "damaged-0", segments=2)
+    damaged = segment_path(directory, 0)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
+    limits = QUIET | {"storage_space_alert_free_threshold_percent": 100}
+    config = write_config(
+        tmp_path / "tieringd.yaml",
+        directory_config([logs], tmp_path / "archive", tmp_path / "state", **limits),
+    )
+    with running_daemon(config) as daemon, watch(daemon) as prometheus:
+        daemon.until_next_offset("orders", 3 * RECORDS)
+        until_holding(prometheus, "TieringdCorruptData", "TieringdDiskLow")
+        run_well("topic", "pause", "orders", "--config", str(config))
+        until_holding(prometheus, "TieringdCorruptData", "TieringdDiskLow", "TieringdPausedForLong")
