@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -22,6 +23,13 @@ generate_app = typer.Typer(
 RUNBOOK: Final = "file:///usr/share/doc/tieringd/runbook.md"
 """Where the rules that are shipped say that the runbook is."""
 _TARGET: Final = "localhost:9640"
+_RESOURCE: Final = """\
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: tieringd
+spec:
+"""
 
 
 @generate_app.callback()
@@ -34,9 +42,13 @@ def prometheus_rules(
     runbook: Annotated[
         str, typer.Option("--runbook", help="Where the runbook is; each alert links to its section.")
     ] = RUNBOOK,
+    as_resource: Annotated[
+        bool, typer.Option("--as-resource", help="Print a PrometheusRule, for the Prometheus Operator.")
+    ] = False,
 ) -> None:
     """Print the alert rules, for a file that `rule_files` of Prometheus names."""
-    typer.echo(_text("prometheus", "alerts.yml").replace(RUNBOOK, runbook), nl=False)
+    rules = _text("prometheus", "alerts.yml").replace(RUNBOOK, runbook)
+    typer.echo(f"{_RESOURCE}{indent(rules, '  ')}" if as_resource else rules, nl=False)
 
 
 @generate_app.command("scrape-config")

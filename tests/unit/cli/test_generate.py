@@ -32,6 +32,13 @@ def test_rules_lead_to_the_runbook_that_is_named():
     assert links == {name: f"https://wiki/runbook#{name.lower()}" for name in links}
 
 
+def test_rules_are_a_resource_of_the_prometheus_operator_where_asked_for():
+    """The same groups, under the resource's spec."""
+    resource = yaml.safe_load(printed("prometheus-rules", "--as-resource"))
+    assert (resource["kind"], resource["metadata"]["name"]) == ("PrometheusRule", "tieringd")
+    assert resource["spec"] == yaml.safe_load(printed("prometheus-rules"))
+
+
 def test_scrape_configuration_names_the_job_and_the_targets():
     """The job's name is the one that the rules ask for, and each target is there once."""
     (job,) = yaml.safe_load(printed("scrape-config", "--target", "a:1", "--target", "b:2"))["scrape_configs"]
