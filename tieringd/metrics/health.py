@@ -9,7 +9,7 @@ is counted twice.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cryptography import x509
 from prometheus_client import Gauge
@@ -214,9 +214,11 @@ def _sum(
 
 
 def _by_labels(gauge: Gauge) -> dict[tuple[str, ...], float]:
-    """Return the values of a partition's gauge by topic and partition."""
-    return {
-        (sample.labels["topic"], sample.labels["partition"]): sample.value
-        for family in gauge.collect()
-        for sample in family.samples
-    }
+    """
+    Return the values of a partition's gauge by topic and partition.
+
+    They are read where the library keeps them: of ten thousand partitions `collect()` makes objects and
+    dictionaries, which takes ten times as long as all the totals.
+    """
+    children: Any = gauge._metrics  # noqa: SLF001
+    return {labels: child._value.get() for labels, child in children.copy().items()}  # noqa: SLF001
