@@ -4,6 +4,7 @@ FROM python:3.12-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY tieringd ./tieringd
+COPY deploy ./deploy
 RUN python -m venv /opt/tieringd && /opt/tieringd/bin/pip install --no-cache-dir .
 
 FROM python:3.12-slim

@@ -7,7 +7,7 @@ BENCH ?= upload
 WORKERS ?= 2
 BIN := .venv/bin
 
-.PHONY: help install install-dev kafka azurite promtool class-data demo components test durations quick affected sim hypothesis soak nightly coverage-map figures check format bench clean
+.PHONY: help install install-dev kafka azurite promtool dashboards class-data demo components test durations quick affected sim hypothesis soak nightly coverage-map figures check format bench clean
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -32,8 +32,11 @@ kafka: .venv/.installed-dev ## Fetch Kafka's jars through Maven (into ~/.cache/t
 azurite: .venv/.installed-dev ## Fetch Azurite through npm (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.azurite
 
-promtool: .venv/.installed-dev ## Fetch promtool from Debian's package (into ~/.cache/tieringd)
+promtool: .venv/.installed-dev ## Fetch Prometheus and promtool from Debian's package (into ~/.cache/tieringd)
 	$(BIN)/python -m tests.support.promtool
+
+dashboards: .venv/.installed-dev ## Write deploy/grafana from its definition
+	$(BIN)/python -m deploy.grafana_dashboards
 
 class-data: kafka ## Make the archives that JVMs of tests start from in half the time (in ~/.cache/tieringd and .venv)
 	$(BIN)/python -m tests.support.make_class_data

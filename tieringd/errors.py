@@ -30,6 +30,8 @@ class, in ``storage.resilient`` for calls and in a service's ``run()`` for steps
 
 from __future__ import annotations
 
+from typing import Final
+
 
 class TieringError(Exception):
     """The base of every error this package raises on purpose."""
@@ -128,6 +130,10 @@ class BucketNotFound(StorageError):
 
 class StoreFull(StorageError):
     """The file store's disk has no room left; nothing was stored under the key."""
+
+
+STORE_FAULTS: Final = (StorageUnavailable, StorageDenied, BucketNotFound, StoreFull)
+"""What a whole store suffers from, and not one partition's objects."""
 
 
 class BrokerDenied(TieringError):

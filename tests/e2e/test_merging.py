@@ -123,7 +123,7 @@ async def test_many_small_segments_become_few_under_readers(behind, config, topi
         assert sorted(data_keys(objects)) == sorted(segment_keys(after))
         merged = daemon.metric("tieringd_archive_merged_segments_total", topic=topic)
         assert merged == len(gone)
-        assert daemon.metric("tieringd_housekeeping_turns_total", job="merge", reason="forced")
+        assert daemon.metric("tieringd_housekeeping_turns_total", task="merge", reason="forced")
         assert not daemon.metric("tieringd_housekeeping_failures_total")
         explained = run_json("explain", topic, "0", "--config", str(config))["segments"]
         texts = {one["merging"] for one in explained if one["merging"]}

@@ -7,18 +7,31 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from typer.main import get_command
 
 from tests.support.promtool import require_promtool
+from tieringd.cli.main import COMMANDS, app, loaded_command
 from tieringd.metrics import Metrics
+from tieringd.metrics.gateway import GatewayCollector
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yml"
 DIRECTORY = {"directory": "/var/lib/kafka/data"}
 LOG_DIR = {"log_dir": "/var/lib/kafka/data"}
-TOPIC = {"topic": "orders"}
-PARTITION = TOPIC | {"partition": "3"}
+HOST = "broker-1:9640"
+SCRAPED = {"job": "tieringd", "instance": HOST}
+"""What Prometheus puts on every series."""
+ROUND = 'tieringd_ready{reason="round"}'
+SCRUB = {"tieringd_scrub_interval_seconds": "3600x90"}
+RUNBOOK = Path(__file__).parents[2] / "docs" / "runbook.md"
+LONG_AGO = {"process_start_time_seconds": "-7200x900"}
+FIRST_EVENTS = re.compile(r"0x(\d+) (\d+x\d+)")
+"""A counter that grows by its first event: it could as well be seen first with that event in it."""
+PLAIN_METRICS = {"up", "process_start_time_seconds", "process_open_fds", "process_max_fds"}
+"""What Prometheus itself or every process has."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +40,13 @@ class Case:
 
     alert: str
     fires: dict[str, str]
-    """Values a minute apart, in promtool's own form, by metric."""
+    """Values a step apart, in promtool's own form, by metric."""
     quiet: dict[str, str]
     at: str
     summary: str
     labels: dict[str, str] = field(default_factory=dict)
+    step_minutes: int = 1
+    """Between two values and two evaluations: a day of minutes takes promtool ten seconds."""
 
 
 CASES = [
@@ -40,59 +55,57 @@ CASES = [
         {"tieringd_scrub_faults": "0x5 2x10"},
         {"tieringd_scrub_faults": "0x15"},
         "8m",
-        "Scrubbing found 2 faults in the archive that it cannot mend: data_missing",
+        f"Scrubbing on {HOST} found 2 faults in the archive that it cannot mend: data_missing",
         {"kind": "data_missing"},
     ),
     Case(
         "TieringdDataLost",
-        {"tieringd_archive_gaps_total": "0x5 1x10"},
-        {"tieringd_archive_gaps_total": "4x15"},
+        {"tieringd_daemon_archive_gaps_total": "0x5 1x10"},
+        {"tieringd_daemon_archive_gaps_total": "4x15"},
         "8m",
-        "Data of topic orders was gone before it could be copied",
-        TOPIC,
+        f"On {HOST} data was gone before it could be copied",
     ),
     Case(
         "TieringdDataLost",
         {"tieringd_pins_given_up_total": "0x5 1x10"},
         {"tieringd_pins_given_up_total": "4x15"},
         "8m",
-        "Data was gone before it could be copied",
+        f"On {HOST} data was gone before it could be copied",
     ),
     Case(
         "TieringdLossIsNear",
-        {"tieringd_seconds_to_loss": "1800x10", "tieringd_upload_pending_bytes": "1x10"},
-        {"tieringd_seconds_to_loss": "1800x10", "tieringd_upload_pending_bytes": "0x10"},
+        {"tieringd_daemon_seconds_to_loss": "1800x10"},
+        {"tieringd_daemon_seconds_to_loss": "1800x2 +Inf 1800x7"},
         "5m",
-        "In 30m 0s the broker deletes data of orders-3 that is not durable",
-        PARTITION,
+        f"In 30m 0s the broker beside {HOST} deletes data that is not durable",
     ),
     Case(
         "TieringdPinsHoldData",
         {"tieringd_pinned_bytes": "1048576x20"},
         {"tieringd_pinned_bytes": "1048576x10 0x10"},
         "15m",
-        "1MiB that the broker has deleted are held by pins only",
+        f"1MiB on {HOST} that the broker has deleted are held by pins only",
     ),
     Case(
         "TieringdStrayPins",
         {"tieringd_stray_pins": "2x20"},
         {"tieringd_stray_pins": "0x20"},
         "15m",
-        "2 pinned segments may be of a log that was given up, and are not uploaded",
+        f"2 pinned segments on {HOST} may be of a log that was given up, and are not uploaded",
     ),
     Case(
         "TieringdClockDoubted",
         {"tieringd_host_clock_doubted": "1x20"},
         {"tieringd_host_clock_doubted": "0x20"},
         "15m",
-        "The time is not certain on a host, and nothing is deleted by age there",
+        f"The time is not certain on {HOST}, and nothing is deleted by age there",
     ),
     Case(
         "TieringdDiskLow",
         {"tieringd_disk_free_space_alert": "1x5"},
         {"tieringd_disk_free_space_alert": "0 0 1x5"},
         "2m",
-        "The disk of /var/lib/kafka/data is low on space",
+        f"The disk of /var/lib/kafka/data on {HOST} is low on space",
         DIRECTORY,
     ),
     Case(
@@ -100,7 +113,7 @@ CASES = [
         {"tieringd_disk_free_space_alert": "2"},
         {"tieringd_disk_free_space_alert": "1"},
         "0m",
-        "The disk of /var/lib/kafka/data is out of space",
+        f"The disk of /var/lib/kafka/data on {HOST} is out of space",
         DIRECTORY,
     ),
     Case(
@@ -122,7 +135,7 @@ CASES = [
         {"tieringd_ballast_bytes": "0x10", "tieringd_ballast_wanted_bytes": "4096x10"},
         {"tieringd_ballast_bytes": "4096x10", "tieringd_ballast_wanted_bytes": "4096x10"},
         "5m",
-        "There is no ballast file to let go, or only a part of one",
+        f"There is no ballast file to let go on {HOST}, or only a part of one",
     ),
     Case(
         "TieringdBallastReleased",
@@ -130,76 +143,230 @@ CASES = [
         # A daemon that keeps none.
         {"tieringd_ballast_bytes": "0x10", "tieringd_ballast_wanted_bytes": "0x10"},
         "5m",
-        "There is no ballast file to let go, or only a part of one",
+        f"There is no ballast file to let go on {HOST}, or only a part of one",
     ),
     Case(
         "TieringdNothingToReclaim",
         {"tieringd_space_short_bytes": "1048576x10"},
         {"tieringd_space_short_bytes": "1048576x8 0 1048576"},
         "10m",
-        "The logs in /var/lib/kafka/data are 1MiB over their area, and nothing more of them may go",
+        f"The logs in /var/lib/kafka/data on {HOST} are 1MiB over their area, and nothing more of them may "
+        "go",
         LOG_DIR,
     ),
     Case(
         "TieringdTrimRefused",
-        {'tieringd_trim_failures_total{error="BrokerDenied"}': "0x5 1x10"},
-        {'tieringd_trim_failures_total{error="BrokerUnavailable"}': "0x5 1x10"},
+        {"tieringd_daemon_trims_denied_total": "0x5 1x10"},
+        {"tieringd_daemon_trims_denied_total": "3x15"},
         "8m",
-        "The broker refuses to trim orders: its disk is not relieved",
-        TOPIC | {"error": "BrokerDenied"},
+        f"The broker refuses to trim on {HOST}: its disk is not relieved",
     ),
     Case(
         "TieringdNotUploading",
-        {"tieringd_upload_lag_seconds": "960x10"},
-        {"tieringd_upload_lag_seconds": "900x10"},
+        {"tieringd_daemon_upload_lag_seconds": "960x10"},
+        {"tieringd_daemon_upload_lag_seconds": "900x10"},
         "5m",
-        "A closed segment of orders-3 has waited for 16m 0s",
-        PARTITION,
+        f"A closed segment on {HOST} has waited for 16m 0s",
     ),
     Case(
         "TieringdHeldByTransaction",
-        {"tieringd_upload_held_by_transaction_seconds": "3660"},
-        {"tieringd_upload_held_by_transaction_seconds": "3600"},
+        {"tieringd_daemon_held_by_transaction_seconds": "3660"},
+        {"tieringd_daemon_held_by_transaction_seconds": "3600"},
         "0m",
-        "An open transaction holds orders-3 back for 1h 1m 0s",
-        PARTITION,
+        f"An open transaction holds a partition on {HOST} back for 1h 1m 0s",
     ),
     Case(
         "TieringdTailReplaced",
-        {"tieringd_archive_replaced_offsets_total": "0x10 10x10"},
-        {"tieringd_archive_replaced_offsets_total": "10x20"},
+        {"tieringd_daemon_archive_replaced_offsets_total": "0x10 10x10"},
+        {"tieringd_daemon_archive_replaced_offsets_total": "10x20"},
         "12m",
-        "After an unclean election 10 archived offsets of orders were replaced",
-        TOPIC,
+        f"After an unclean election archived offsets were replaced, by {HOST}",
     ),
     Case(
         "TieringdCorruptData",
         {"tieringd_quarantined_partitions": "2"},
         {"tieringd_quarantined_partitions": "0"},
         "0m",
-        "2 partitions hold corrupt local data and are not archived",
+        f"2 partitions on {HOST} hold corrupt local data and are not archived",
     ),
     Case(
         "TieringdFenced",
         {"tieringd_fenced_partitions": "3x5"},
         {"tieringd_fenced_partitions": "0 0 3x5"},
         "2m",
-        "Another daemon archives 3 partitions under the same leader epoch",
+        f"Another daemon archives 3 partitions of {HOST} under the same leader epoch",
     ),
     Case(
         "TieringdHousekeepingStalled",
-        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x400"},
-        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x100 6000+60x300"},
-        "372m",
-        "Housekeeping of the kind merge has not gone over all partitions for 6h 12m 0s",
-        {"job": "merge"},
+        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x40"},
+        {"tieringd_housekeeping_last_success_timestamp_seconds": "0x10 6000+600x30"},
+        "380m",
+        f"Housekeeping of the kind merge on {HOST} has not gone over all partitions for 6h 20m 0s",
+        {"task": "merge"},
+        step_minutes=10,
     ),
     Case(
         "TieringdStalled",
-        {"tieringd_reconcile_last_success_timestamp_seconds": "0x20"},
-        {"tieringd_reconcile_last_success_timestamp_seconds": "0+60x20"},
+        {"tieringd_reconcile_last_success_timestamp_seconds": "0x20", ROUND: "1x20"},
+        {"tieringd_reconcile_last_success_timestamp_seconds": "0+60x20", ROUND: "1x20"},
         "10m",
-        "No round of reconciliation went well for 10m 0s",
+        f"No round of reconciliation went well on {HOST} for 10m 0s",
+    ),
+    Case(
+        "TieringdStalled",
+        {"tieringd_reconcile_last_success_timestamp_seconds": "0x20", ROUND: "0x20"},
+        # An archive without a broker has no rounds.
+        {"tieringd_reconcile_last_success_timestamp_seconds": "0x20"},
+        "10m",
+        f"No round of reconciliation went well on {HOST} for 10m 0s",
+    ),
+    Case(
+        "TieringdDown", {"up": "1x5 0x10"}, {"up": "1x8 0 0 1"}, "10m", f"tieringd on {HOST} does not answer"
+    ),
+    Case(
+        "TieringdNotReady",
+        {"tieringd_ready": "0x10"},
+        {"tieringd_ready": "0x3 1 0x5"},
+        "7m",
+        f"tieringd on {HOST} is not ready: store",
+        {"reason": "store"},
+    ),
+    Case(
+        "TieringdLoopStalled",
+        {"tieringd_loop_last_success_timestamp_seconds": "0x30"},
+        {"tieringd_loop_last_success_timestamp_seconds": "0x10 600+60x20"},
+        "22m",
+        f"The loop disks on {HOST} has not done its work for 22m 0s",
+        {"loop": "disks"},
+    ),
+    Case(
+        "TieringdRestartLoop",
+        {"process_start_time_seconds": "0 60 120 180 240 300", "tieringd_led_partitions": "3x6"},
+        {"process_start_time_seconds": "0 60 120 180 180 180", "tieringd_led_partitions": "3x6"},
+        "5m",
+        f"tieringd on {HOST} was started 5 times in 30 minutes",
+    ),
+    Case(
+        "TieringdPinsFail",
+        {"tieringd_pin_failures_total": "0x5 1x10"},
+        {"tieringd_pin_failures_total": "4x15"},
+        "8m",
+        f"Pins cannot be made or removed on {HOST}",
+    ),
+    Case(
+        "TieringdDiskFillsSoon",
+        {"tieringd_disk_free_bytes": "8e9-1e8x80", "tieringd_disk_free_space_alert": "0x80"},
+        {"tieringd_disk_free_bytes": "8e9-1e7x80", "tieringd_disk_free_space_alert": "0x80"},
+        "75m",
+        f"At the pace of the last hour the disk of /var/lib/kafka/data on {HOST} is full within four hours",
+        DIRECTORY,
+    ),
+    Case(
+        "TieringdUploadHangs",
+        {"tieringd_oldest_upload_in_flight_seconds": "660x5"},
+        {"tieringd_oldest_upload_in_flight_seconds": "600x5"},
+        "2m",
+        f"An upload on {HOST} has been under way for 11m 0s",
+    ),
+    Case(
+        "TieringdStoreErrors",
+        {"tieringd_daemon_store_failures_total": "0+6x20", "tieringd_daemon_store_requests_total": "0+24x20"},
+        {"tieringd_daemon_store_failures_total": "0+2x20", "tieringd_daemon_store_requests_total": "0+24x20"},
+        "15m",
+        f"25% of the requests to the object store fail on {HOST}",
+    ),
+    Case(
+        # A store that answers nothing from the start.
+        "TieringdStoreErrors",
+        {"tieringd_daemon_store_failures_total": "4+6x20", "tieringd_daemon_store_requests_total": "4+6x20"},
+        # A daemon that asks for nothing.
+        {"tieringd_daemon_store_failures_total": "4x20", "tieringd_daemon_store_requests_total": "4x20"},
+        "15m",
+        f"100% of the requests to the object store fail on {HOST}",
+    ),
+    Case(
+        "TieringdScrubOverdue",
+        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x90"},
+        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x30 18000+600x60"},
+        "850m",
+        f"A partition on {HOST} had no whole scrub for two intervals",
+        step_minutes=10,
+    ),
+    Case(
+        "TieringdScrubOverdue",
+        SCRUB | {"tieringd_scrub_last_full_timestamp_seconds": "0x90"},
+        # Scrubbing is off.
+        SCRUB
+        | {"tieringd_scrub_last_full_timestamp_seconds": "0x90", "tieringd_scrub_interval_seconds": "0x90"},
+        "850m",
+        f"A partition on {HOST} had no whole scrub for two intervals",
+        step_minutes=10,
+    ),
+    Case(
+        "TieringdArchivePurged",
+        {"tieringd_archive_purged_topics_total": "0x5 1x10"},
+        {"tieringd_archive_purged_topics_total": "4x15"},
+        "8m",
+        f"The archive of a deleted topic was purged by {HOST}",
+    ),
+    Case(
+        "TieringdUnreadablePaths",
+        {"tieringd_unreadable_paths": "2x15"},
+        {"tieringd_unreadable_paths": "2x8 0 2x6"},
+        "12m",
+        f"2 files or directories on {HOST} cannot be read and are left out",
+    ),
+    Case(
+        "TieringdPausedForLong",
+        {"tieringd_paused_topics": "2x150"},
+        {"tieringd_paused_topics": "2x70 0 2x79"},
+        "24h",
+        f"2 topics of {HOST} have been paused for a day",
+        step_minutes=10,
+    ),
+    Case(
+        "TieringdReloadFailed",
+        {"tieringd_config_last_reload_successful": "0x10"},
+        {"tieringd_config_last_reload_successful": "1x10"},
+        "5m",
+        f"The last reload of {HOST} found a fault: the configuration before it is in use",
+    ),
+    Case(
+        "TieringdCertificateEnds",
+        {"tieringd_certificate_expiry_timestamp_seconds": "1200000x70"},
+        {"tieringd_certificate_expiry_timestamp_seconds": "1300000x70"},
+        "65m",
+        f"The certificate in /etc/tieringd/gateway.pem on {HOST} ends within two weeks, or cannot be read",
+        {"file": "/etc/tieringd/gateway.pem"},
+    ),
+    Case(
+        "TieringdCredentialsEnd",
+        {"tieringd_store_credentials_expiry_timestamp_seconds": "480x20"},
+        # Renewed in time.
+        {"tieringd_store_credentials_expiry_timestamp_seconds": "480x5 4000x15"},
+        "10m",
+        f"The credentials of {HOST} for the object store end within two minutes, and were not renewed",
+    ),
+    Case(
+        "TieringdCacheFaults",
+        {"tieringd_daemon_cache_faults_total": "0x5 1x10"},
+        {"tieringd_daemon_cache_faults_total": "4x15"},
+        "8m",
+        f"The chunk cache of {HOST} has faults: its disk takes nothing, or gives back other bytes",
+    ),
+    Case(
+        "TieringdGatewayRefuses",
+        {"tieringd_gateway_refused_connections_total": "0x5 1x10"},
+        {"tieringd_gateway_refused_connections_total": "4x15"},
+        "8m",
+        f"The gateway of {HOST} turns clients away: it is at its limit of connections",
+    ),
+    Case(
+        "TieringdDescriptorsLow",
+        {"process_open_fds": "900x15", "process_max_fds": "1000x15", "tieringd_led_partitions": "3x15"},
+        {"process_open_fds": "800x15", "process_max_fds": "1000x15", "tieringd_led_partitions": "3x15"},
+        "12m",
+        f"tieringd on {HOST} has 90% of its file descriptors open",
     ),
 ]
 
@@ -212,34 +379,41 @@ def rules():
 def series_of(metric, labels):
     """Return a metric with the labels that its case has for it; those in its own braces stay."""
     name, _, own = metric.partition("{")
-    written = [f'{key}="{value}"' for key, value in labels.items() if f"{key}=" not in own]
+    written = [f'{key}="{value}"' for key, value in (SCRAPED | labels).items() if f"{key}=" not in own]
     return f"{name}{{{','.join([*filter(None, [own.rstrip('}')]), *written])}}}"
+
+
+def labels_of(metric, case):
+    """Return the labels of the case, for the metrics that have them."""
+    known = exported().get(metric.partition("{")[0], set())
+    return {key: value for key, value in case.labels.items() if key in known}
 
 
 def promtool_test(case, values, alerts):
     """Return a test in promtool's form: at that time there are these alerts of the name and no other."""
     return {
-        "interval": "1m",
+        "interval": f"{case.step_minutes}m",
         "input_series": [
-            {"series": series_of(metric, case.labels), "values": text} for metric, text in values.items()
+            {"series": series_of(metric, labels_of(metric, case)), "values": text}
+            for metric, text in (LONG_AGO | values).items()
         ],
         "alert_rule_test": [{"eval_time": case.at, "alertname": case.alert, "exp_alerts": alerts}],
     }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}-{next(iter(case.fires))}")
-def test_alert_fires_when_it_should_and_only_then(case, tmp_path):
-    """With its labels and its text; and a near miss at the same moment is no alert."""
+def expected_of(case):
     rule = rules()[case.alert]
-    expected = {
-        "exp_labels": rule["labels"] | case.labels,
-        "exp_annotations": {"summary": case.summary, "action": rule["annotations"]["action"]},
+    texts = {key: rule["annotations"][key] for key in ("action", "runbook_url")}
+    return {
+        "exp_labels": rule["labels"] | SCRAPED | case.labels,
+        "exp_annotations": {"summary": case.summary, **texts},
     }
-    document = {
-        "rule_files": [str(RULES)],
-        "evaluation_interval": "1m",
-        "tests": [promtool_test(case, case.fires, [expected]), promtool_test(case, case.quiet, [])],
-    }
+
+
+def run_promtool(tmp_path, *tests):
+    """Let promtool run *tests* over the rules."""
+    step = tests[0]["interval"]
+    document = {"rule_files": [str(RULES)], "evaluation_interval": step, "tests": list(tests)}
     path = tmp_path / "alerts_test.yml"
     path.write_text(yaml.safe_dump(document))
     done = subprocess.run(
@@ -248,9 +422,79 @@ def test_alert_fires_when_it_should_and_only_then(case, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def from_absent(values):
+    """Return the same series where the process starts, and is first seen, with its first events counted."""
+    found, started = {}, None
+    for metric, text in values.items():
+        match = FIRST_EVENTS.fullmatch(text)
+        if match is None or not metric.endswith("_total"):
+            return None
+        started = 60 * (int(match[1]) + 1)
+        found[metric] = f"_x{match[1]} _ {match[2]}"
+    return found | {"process_start_time_seconds": f"_x{started // 60} {started}x30"}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}-{next(iter(case.fires))}")
+def test_alert_fires_when_it_should_and_only_then(case, tmp_path):
+    """With its labels and its text, also for what came before the first scrape; a near miss is none."""
+    tests = [promtool_test(case, case.fires, [expected_of(case)]), promtool_test(case, case.quiet, [])]
+    if (absent := from_absent(case.fires)) is not None:
+        tests.append(promtool_test(case, absent, [expected_of(case)]))
+    run_promtool(tmp_path, *tests)
+
+
+def test_every_counter_of_an_alert_is_also_tried_from_absent_series():
+    """Otherwise the first event, which is the one that matters, could be the one that no rule sees."""
+    tried = {case.alert for case in CASES if from_absent(case.fires)}
+    assert tried == {name for name, rule in rules().items() if "increase(" in rule["expr"]}
+
+
+def test_daemon_that_is_killed_leaves_one_alert(tmp_path):
+    """All of its own series end, so no rule but that it is down can say anything, and that one does."""
+    ended = {metric: "1x5 stale" for case in CASES for metric in case.fires if metric != "up"}
+    test = {
+        "interval": "1m",
+        "input_series": [
+            {"series": series_of(metric, {}), "values": text}
+            for metric, text in (ended | {"up": "1x5 0x20"}).items()
+        ],
+        "alert_rule_test": [
+            {
+                "eval_time": "20m",
+                "alertname": name,
+                "exp_alerts": [
+                    {
+                        "exp_labels": rule["labels"] | SCRAPED,
+                        "exp_annotations": rule["annotations"]
+                        | {"summary": f"tieringd on {HOST} does not answer"},
+                    }
+                ]
+                * (name == "TieringdDown"),
+            }
+            for name, rule in rules().items()
+        ],
+    }
+    run_promtool(tmp_path, test)
+
+
+def test_prometheus_that_scrapes_no_daemon_says_so(tmp_path):
+    """Without any series there is one alert; one daemon that is down is not the same."""
+    rule = rules()["TieringdAbsent"]
+    alert = {"exp_labels": rule["labels"] | {"job": "tieringd"}, "exp_annotations": rule["annotations"]}
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": series, "values": "0x20"}],
+            "alert_rule_test": [{"eval_time": "12m", "alertname": "TieringdAbsent", "exp_alerts": alerts}],
+        }
+        for series, alerts in (('up{job="node"}', [alert]), (series_of("up", {}), []))
+    ]
+    run_promtool(tmp_path, *tests)
+
+
 def test_every_alert_has_a_case():
     """A rule that nobody has seen fire is a guess."""
-    assert {case.alert for case in CASES} == set(rules())
+    assert {case.alert for case in CASES} | {"TieringdAbsent"} == set(rules())
 
 
 def exported() -> dict[str, set[str]]:
@@ -260,25 +504,74 @@ def exported() -> dict[str, set[str]]:
     groups = [getattr(value, "all", (value,)) for value in vars(metrics).values()]
     labelled = [one for group in groups for one in group if hasattr(one, "_labelnames")]
     counted = {family.name for family in registry.collect() if family.type == "counter"}
-    return {
-        f"{one._name}_total" if one._name in counted else one._name: set(one._labelnames) for one in labelled
+    totals = {family.name for family in registry.collect() if family.name.startswith("tieringd_daemon_")}
+    own = {one._name: set(one._labelnames) for one in labelled} | {name: set() for name in totals}
+    own |= {f"tieringd_gateway_{name}": set() for name in GatewayCollector.COUNTERS}
+    counted |= {f"tieringd_gateway_{name}" for name in GatewayCollector.COUNTERS}
+    return {f"{name}_total" if name in counted else name: labels for name, labels in own.items()} | {
+        "tieringd_ready": {"reason"},
+        "tieringd_gateway_connections": set(),
+        "tieringd_store_credentials_expiry_timestamp_seconds": set(),
+        "tieringd_gateway_buffered_bytes": set(),
+        "tieringd_certificate_expiry_timestamp_seconds": {"file"},
     }
 
 
 @pytest.mark.parametrize("rule", rules().values(), ids=lambda rule: rule["alert"])
 def test_alert_asks_for_metrics_that_are_exported(rule):
     """By their names, with the labels that its text shows; a renamed metric would be a silent alert."""
-    known = exported()
-    asked = re.findall(r"\btieringd_[a-z_]+", rule["expr"])
+    known = exported() | {name: set() for name in PLAIN_METRICS}
+    asked = set(re.findall(r"\b(?:tieringd_[a-z_]+|process_[a-z_]+|up\b)", rule["expr"]))
     assert asked
-    assert set(asked) <= known.keys()
+    assert asked <= known.keys()
     shown = set(re.findall(r"\$labels\.([a-z_]+)", str(rule["annotations"])))
-    assert shown <= set().union(*(known[name] for name in asked))
+    assert shown - SCRAPED.keys() <= set().union(*(known[name] for name in asked))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}-{next(iter(case.fires))}")
 def test_case_has_the_labels_that_its_metrics_have(case):
     """A case with labels of its own invention would show nothing."""
     known = exported()
-    for metric in case.fires:
-        assert known[metric.partition("{")[0]] == case.labels.keys()
+    names = {metric.partition("{")[0] for metric in case.fires} - PLAIN_METRICS
+    used = set().union(*(known[name] for name in names)) if names else set()
+    assert case.labels.keys() <= used
+    assert used - case.labels.keys() <= {"reason"}
+
+
+def sections() -> dict[str, str]:
+    """Return the runbook's sections by their headings."""
+    parts = RUNBOOK.read_text().split("\n## ")[1:]
+    return {part.partition("\n")[0]: part for part in parts}
+
+
+def test_runbook_has_a_section_for_each_alert_in_order():
+    """And no section for an alert that is gone; the link of each rule leads to its own."""
+    assert list(sections()) == list(rules())
+    for name, rule in rules().items():
+        assert rule["annotations"]["runbook_url"].endswith(f"/runbook.md#{name.lower()}")
+
+
+@pytest.mark.parametrize("alert", rules())
+def test_section_says_what_it_means_what_to_type_and_when_to_call(alert):
+    """Three commands, and those of tieringd are commands and options that there are."""
+    section = sections()[alert]
+    assert f"**Meaning** ({rules()[alert]['labels']['severity']})." in section
+    assert "\n**Call for help** " in section
+    commands = section.split("```")[1].strip().splitlines()
+    assert len(commands) == 3
+    assert all(len(one) <= 110 for one in section.splitlines())
+    for command in commands:
+        if command.startswith("tieringd "):
+            assert_is_command(command.split()[1:])
+
+
+def assert_is_command(words):
+    """See that *words* name a command with arguments and options that it takes; nothing is run."""
+    name, *rest = words
+    command = loaded_command(name) if name in COMMANDS else get_command(app).get_command(None, name)
+    while isinstance(command, click.Group):
+        name, *rest = rest
+        command = command.commands[name]
+    command.make_context(
+        name, [re.sub("^(TOPIC|PARTITION)$", "1", word) for word in rest], resilient_parsing=False
+    )

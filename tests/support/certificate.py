@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def key_and_certificate() -> tuple[bytes, bytes]:
+def key_and_certificate(*, days: int = 1) -> tuple[bytes, bytes]:
     """
-    Return a key and a certificate that it signs for itself, valid for a day, each as PEM.
+    Return a key and a certificate that it signs for itself, valid for *days*, each as PEM.
 
     Whoever trusts the certificate trusts the server. It is no authority: some clients refuse a
     server that shows one.
@@ -29,7 +29,7 @@ def key_and_certificate() -> tuple[bytes, bytes]:
     signed = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.SubjectAlternativeName([address]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(key, hashes.SHA256())

@@ -154,8 +154,11 @@ class Daemon:
     daemon logged, if what was waited for does not come.
     """
 
+    arguments: tuple[str, ...] = ("run",)
+    """The command, for one that lives and is asked as a daemon does."""
+
     def __init__(self, config: Path, output: Path, *options: str) -> None:
-        arguments = ["run", "--config", str(config), *options]
+        arguments = [*self.arguments, "--config", str(config), *options]
         self.server = Server(
             ["tieringd", *arguments], output=output, start=partial(start_command, *arguments)
         )
@@ -256,9 +259,11 @@ class Daemon:
 
 
 @contextmanager
-def running_daemon(config: Path, output: Path | None = None) -> Iterator[Daemon]:
+def running_daemon(
+    config: Path, output: Path | None = None, *, start: type[Daemon] = Daemon
+) -> Iterator[Daemon]:
     """Run a daemon for the time of a `with` block; its log lies beside *config*."""
-    daemon = Daemon(config, output or config.with_suffix(".log"))
+    daemon = start(config, output or config.with_suffix(".log"))
     daemon.launch()
     try:
         daemon.wait_until_listening()

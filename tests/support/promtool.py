@@ -1,5 +1,5 @@
 """
-Prometheus' promtool, which tries alert rules on series that a test makes up; from Debian's package.
+Prometheus, and its promtool, which tries alert rules on series that a test makes up; from Debian's package.
 
 It lives outside the source tree, in `~/.cache/tieringd` or in `$TIERINGD_CACHE`, in a directory that
 exists only when it is complete. Run as `python -m tests.support.promtool` to fetch it.
@@ -27,11 +27,25 @@ def require_promtool() -> str:
     Raises:
         MissingPartError: There is neither.
     """
-    fetched = _fetched()
-    found = shutil.which("promtool") or (str(fetched) if fetched.is_file() else None)
+    return _required("promtool")
+
+
+def require_prometheus() -> str:
+    """
+    Return Prometheus itself, which comes in the same package.
+
+    Raises:
+        MissingPartError: It is neither on the PATH nor was it fetched.
+    """
+    return _required("prometheus")
+
+
+def _required(name: str) -> str:
+    fetched = _fetched(name)
+    found = shutil.which(name) or (str(fetched) if fetched.is_file() else None)
     if found is None:
         raise MissingPartError(f"{fetched} is missing; run `python -m tests.support.promtool`")
-    used("promtool")
+    used(name)
     return found
 
 
@@ -45,7 +59,7 @@ def fetch_promtool() -> str:
     try:
         return require_promtool()
     except MissingPartError:
-        directory = _fetched().parents[2]
+        directory = _fetched("promtool").parents[2]
     for name in ("apt-get", "dpkg-deb"):
         if shutil.which(name) is None:
             raise MissingPartError(f"{name} is not installed; {_ELSEWHERE}")
@@ -65,8 +79,8 @@ def fetch_promtool() -> str:
     return require_promtool()
 
 
-def _fetched() -> Path:
-    return cache_directory() / "prometheus" / "usr" / "bin" / "promtool"
+def _fetched(name: str) -> Path:
+    return cache_directory() / "prometheus" / "usr" / "bin" / name
 
 
 def _download(directory: Path) -> None:

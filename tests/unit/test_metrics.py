@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from operator import attrgetter
 
 import pytest
+from cryptography import x509
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.certificate import key_and_certificate
 from tieringd.metrics import Metrics
 from tieringd.metrics.gateway import GatewayCollector
 from tieringd.model.partition import TopicPartition
@@ -59,7 +62,8 @@ def test_every_metric_is_in_the_registry_under_a_name_of_ours():
     collected = list(metrics.registry.collect())
     families = [family for family in collected if family.name not in PROCESS_NAMES]
     assert {family.name for family in collected} >= PROCESS_NAMES
-    assert len(families) == len(all_of(metrics))
+    totals = [family for family in families if family.name.startswith("tieringd_daemon_")]
+    assert len(families) == len(all_of(metrics)) + len(totals)
     for family in families:
         assert family.name in REDPANDA_NAMES or re.fullmatch(r"tieringd_[a-z_]+", family.name)
         assert len(family.documentation) > 10
@@ -174,6 +178,77 @@ def test_metrics_without_labels_begin_at_zero():
     found = samples(Metrics())
     for name in ("pin_failures_total", "pins_given_up_total", "pinned_bytes", "upload_backlog_bytes"):
         assert found[f"tieringd_{name}", ()] == 0
+    totals = {name: value for (name, _), value in found.items() if name.startswith("tieringd_daemon_")}
+    assert totals.pop("tieringd_daemon_seconds_to_loss") == math.inf
+    assert set(totals.values()) == {0}
+    assert len(totals) == 11
+
+
+def test_totals_of_the_daemon_are_what_its_series_come_to():
+    """Sums of counters, the oldest wait, and the nearest loss of what is waiting; the rest is left out."""
+    metrics = Metrics()
+    for topic, partition, pending, lag, loss in (("a", "0", 10, 30, 500), ("b", "1", 5, 70, 900)):
+        metrics.pending_bytes.labels(topic, partition).set(pending)
+        metrics.lag_seconds.labels(topic, partition).set(lag)
+        metrics.seconds_to_loss.labels(topic, partition).set(loss)
+    metrics.pending_bytes.labels("idle", "0").set(0)
+    metrics.seconds_to_loss.labels("idle", "0").set(1)
+    metrics.gaps.labels("a").inc()
+    metrics.gaps.labels("b").inc(2)
+    metrics.trim_failures.labels("a", "BrokerDenied").inc()
+    metrics.trim_failures.labels("a", "LeadershipChanged").inc()
+    for outcome in ("ok", "ObjectNotFound", "PreconditionFailed", "cancelled", "timeout", "StorageDenied"):
+        metrics.record_store_request("put", outcome, 0.1, 1)
+    metrics.cache.corrupt.labels("file").inc()
+    for reason in ("full", "enospc"):
+        metrics.cache.put_failures.labels(reason).inc()
+    found = samples(metrics)
+
+    def total(name: str) -> float:
+        return found[f"tieringd_daemon_{name}", ()]
+
+    assert (total("upload_pending_bytes"), total("upload_lag_seconds")) == (15, 70)
+    assert total("seconds_to_loss") == 500
+    assert (total("archive_gaps_total"), total("trims_denied_total")) == (3, 1)
+    assert (total("store_requests_total"), total("store_failures_total")) == (6, 2)
+    assert total("cache_faults_total") == 2
+
+
+def test_no_series_tells_when_a_counter_began():
+    """They would double the counters, and no rule reads them."""
+    metrics = Metrics()
+    metrics.uploads.labels("orders").inc()
+    metrics.record_store_request("put", "ok", 0.1, 1)
+    assert not [name for name, _ in samples(metrics) if name.endswith("_created")]
+
+
+def test_end_of_the_store_s_credentials_has_a_series_where_there_is_one():
+    """Keys without an end have none: 0 would be an end long ago."""
+    metrics, ends = Metrics(), [None, 4000.5]
+    metrics.watch_credentials(lambda: ends[0])
+    name = ("tieringd_store_credentials_expiry_timestamp_seconds", ())
+    assert name not in samples(metrics)
+    ends.pop(0)
+    assert samples(metrics)[name] == 4000.5
+
+
+def test_end_of_a_certificate_is_read_again_when_its_file_changes(tmp_path):
+    """A renewed file is seen without a restart, and one that cannot be read counts as ended."""
+    certificates = [key_and_certificate(days=days)[1] for days in (1, 2)]
+    file, metrics = tmp_path / "shown.pem", Metrics()
+    metrics.watch_certificates(lambda: [file])
+
+    def end() -> float:
+        return samples(metrics)["tieringd_certificate_expiry_timestamp_seconds", (("file", str(file)),)]
+
+    assert end() == 0
+    for number, certificate in enumerate(certificates):
+        renewed = tmp_path / f"renewed-{number}"
+        renewed.write_bytes(certificate)
+        renewed.replace(file)
+        assert end() == x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+    file.write_text("no certificate")
+    assert end() == 0
 
 
 def test_infinite_time_to_loss_is_a_number_in_a_scrape():

@@ -58,6 +58,11 @@ COMMANDS: Final = {
         "Look at what the bucket holds, delete and move it. Needs only the bucket.",
     ),
     "config": CommandPlace("tieringd.cli.config", "config_app", "Check and explain a configuration file."),
+    "generate": CommandPlace(
+        "tieringd.cli.generate",
+        "generate_app",
+        "Print files for the systems that watch tieringd: alert rules, scrape configuration, dashboards.",
+    ),
     "logdirs": CommandPlace(
         "tieringd.cli.logdirs",
         "logdirs_app",

@@ -2,8 +2,9 @@
 The admin page: /metrics, /healthz, /readyz and /status over HTTP.
 
 Healthy means that the event loop answers. Ready means that the last round of reconciliation
-went well, and that the object store took what was brought to it last. What serves an archive without
-a broker has no rounds and no status: it is ready. The page shows and changes nothing, and has no
+went well, that each log directory could be read, and that the object store took what was brought to it last.
+`tieringd_ready{reason}` says the same as a metric. What serves an archive without a broker has no rounds and
+no status: it is ready. The page shows and changes nothing, and has no
 login: it listens on this host by default.
 """
 
@@ -67,11 +68,8 @@ class AdminPage:
 
     async def readyz(self, _request: web.Request) -> web.Response:
         """Say whether rounds go well, and if not, why."""
-        reconciler = self._reconciler
-        if reconciler is not None and reconciler.fault:
-            return web.Response(status=503, text=f"{reconciler.fault}\n")
-        if reconciler is not None and reconciler.rounds == 0:
-            return web.Response(status=503, text="the first round of reconciliation has not ended yet\n")
+        if self._reconciler is not None and self._reconciler.fault:
+            return web.Response(status=503, text=f"{self._reconciler.fault}\n")
         return web.Response(text="ok\n")
 
     async def status(self, _request: web.Request) -> web.Response:
@@ -107,6 +105,14 @@ class AdminPage:
         return None if held is None else held_because(*held)
 
 
+class _AlwaysReady:
+    """What serves an archive without a broker, which listens only when it is ready."""
+
+    def readiness(self) -> dict[str, str]:
+        """Return that nothing stands in the way."""
+        return {"starting": ""}
+
+
 @asynccontextmanager
 async def serving(
     config: AdminConfig,
@@ -123,6 +129,7 @@ async def serving(
     if not config.enabled:
         yield
         return
+    metrics.watch_readiness(reconciler or _AlwaysReady())
     runner = web.AppRunner(AdminPage(metrics, reconciler, gate).application(), access_log=None)
     await runner.setup()
     try:

@@ -19,6 +19,7 @@ from tieringd.broker.watch import DirectoryWatch
 from tieringd.daemon.admin import serving
 from tieringd.daemon.arenas import keep_arenas_few
 from tieringd.daemon.assembly import assembled
+from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.collection import startup_objects_spared
 from tieringd.daemon.reload import Reloader
 from tieringd.errors import StorageUnavailable
@@ -63,8 +64,11 @@ async def run_daemon(
     ):
         _report_start(config, parts)
         _measure_oldest_upload(metrics, parts)
+        metrics.watch_certificates(lambda: certificate_files(config))
         await _check_store(parts)
-        reloader = Reloader(config, parts, load=load or (lambda: config), on_change=on_change)
+        reloader = Reloader(
+            config, parts, load=load or (lambda: config), on_change=on_change, metrics=metrics
+        )
         with _stopped_by_signals(stop, hurry), startup_objects_spared():
             await _run_until_stopped(reloader, parts, stop, hurry, hangup)
     log.info("stopped")

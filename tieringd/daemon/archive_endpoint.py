@@ -18,6 +18,7 @@ import structlog
 from tieringd.daemon.admin import serving
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.assembly import sole_owner
+from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway import ReadCache, client_tls
 from tieringd.errors import ConfigError
@@ -91,6 +92,7 @@ async def run_archive_endpoint(config: Config, *, from_cluster: str | None) -> N
             archive_endpoint_of(config, archive, metrics, from_cluster=from_cluster) as endpoint,
             serving(config.admin, metrics, None),
         ):
+            metrics.watch_certificates(lambda: certificate_files(config))
             host, port = listening_host(config), endpoint.server.port
             log.info("archive endpoint listens", host=host, port=port, cluster=endpoint.topics.cluster_id)
             await endpoint.run(stop)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tieringd.config import Config
     from tieringd.daemon.assembly import DaemonParts
+    from tieringd.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
@@ -35,12 +36,14 @@ class Reloader:
         *,
         load: Callable[[], Config],
         on_change: Callable[[Config], None],
+        metrics: Metrics,
     ) -> None:
         """Take the parts; *load* reads the file again, and *on_change* hears of what is in use then."""
         self.config = config
         self._parts = parts
         self._load = load
         self._on_change = on_change
+        self._metrics = metrics
 
     async def run(self, asked: asyncio.Event) -> None:
         """Reload each time *asked* is set, until cancelled."""
@@ -59,6 +62,7 @@ class Reloader:
                 error=str(error),
                 problems=error.problems,
             )
+            self._metrics.health.reload_succeeded.set(0)
             return
         plan = compare_configs(self.config, found)
         self.config = plan.config
@@ -70,5 +74,6 @@ class Reloader:
             log.warning("configuration change waits for a restart", change=str(change))
         for warning in found.warnings:
             log.warning("configuration", warning=warning)
+        self._metrics.health.reload_succeeded.set(1)
         log.info("configuration reloaded", applied=len(plan.applied), waiting=len(plan.needs_restart))
         self._parts.reconciler.hint()

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from tieringd.metrics.archive_work import (
     ExpiryCounters,
@@ -21,10 +28,24 @@ from tieringd.metrics.archive_work import (
     ScrubMetrics,
 )
 from tieringd.metrics.gateway import GatewayCollector
+from tieringd.metrics.health import (
+    CertificateCollector,
+    CredentialsCollector,
+    DaemonTotals,
+    HealthGauges,
+    ReadinessCollector,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from pathlib import Path
+
     from tieringd.metrics.gateway import GatewaySource
+    from tieringd.metrics.health import ReadinessSource
     from tieringd.model.partition import TopicPartition
+
+# A series for the time at which each counter began would double the counters, and no rule reads it.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _PARTITION = ("topic", "partition")
 _LOG_DIR = ("log_dir",)
@@ -288,19 +309,35 @@ class Metrics:
         self.oldest_upload_seconds = gauge(
             "oldest_upload_in_flight_seconds", "Age of the oldest upload in flight, 0 when there is none"
         )
-        self.disk = DiskGauges("disk", "the log directories'", self.registry)
-        self.cache_disk = DiskGauges("cache_disk", "the cache's", self.registry)
+        self.disk, self.cache_disk = (
+            DiskGauges("disk", "the log directories'", self.registry),
+            DiskGauges("cache_disk", "the cache's", self.registry),
+        )
         self.degraded_brokers = gauge(
             "degraded_brokers", "Brokers of the cluster that are known to have a degraded disk"
         )
         self.producers_held_back = gauge(
             "producers_held_back", "1 while producers' quotas are lowered because of a degraded disk"
         )
-        self.ballast = BallastGauges(self.registry)
+        self.ballast, self.health = BallastGauges(self.registry), HealthGauges(self.registry)
         self.reconcile_seconds = gauge("reconcile_last_duration_seconds", "Duration of the last round")
         self.reconciled_at = gauge(
-            "reconcile_last_success_timestamp_seconds", "When the last round ended well, in Unix time"
+            "reconcile_last_success_timestamp_seconds",
+            "When a round last ended with nothing in the way of readiness, in Unix time; 0: none did yet",
         )
+        self.registry.register(DaemonTotals(self))
+
+    def watch_readiness(self, source: ReadinessSource) -> None:
+        """Tell from now on whether the daemon is ready, and why not."""
+        self.registry.register(ReadinessCollector(source))
+
+    def watch_certificates(self, files: Callable[[], Collection[Path]]) -> None:
+        """Tell from now on when the certificates in *files* end."""
+        self.registry.register(CertificateCollector(files))
+
+    def watch_credentials(self, end: Callable[[], float | None]) -> None:
+        """Tell from now on when the credentials for the object store end, in Unix time."""
+        self.registry.register(CredentialsCollector(end))
 
     def watch_gateway(self, gateway: GatewaySource) -> None:
         """Tell of *gateway* from now on."""

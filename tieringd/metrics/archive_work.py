@@ -86,13 +86,13 @@ class HousekeepingMetrics:
         self.covered_at = Gauge(
             "tieringd_housekeeping_last_success_timestamp_seconds",
             "When a kind of work last had gone over all partitions, in Unix time",
-            ("job",),
+            ("task",),
             registry=registry,
         )
         self.rounds = counter("rounds", "Rounds in which each kind of work had done all there was")
-        self.turns = counter("turns", "Turns that were given, to an idle store or forced", "job", "reason")
-        self.requests = counter("requests", "Object store requests of turns, about", "job")
-        self.failures = counter("failures", "Turns that failed and come again later", "job", "error")
+        self.turns = counter("turns", "Turns that were given, to an idle store or forced", "task", "reason")
+        self.requests = counter("requests", "Object store requests of turns, about", "task")
+        self.failures = counter("failures", "Turns that failed and come again later", "task", "error")
         self.pauses = counter("pauses", "Times that work had to wait for the object store to be idle")
 
     @property
@@ -139,6 +139,9 @@ class ScrubMetrics:
             return Counter(f"tieringd_scrub_{name}", text, labels, registry=registry)
 
         self.faults = gauge("faults", "Faults of led partitions that the last looks found and left", "kind")
+        self.interval_seconds = gauge(
+            "interval_seconds", "How long after a whole look the next one is to begin; 0: scrubbing is off"
+        )
         self.orphans = gauge(
             "orphans", "Objects that no manifest names, not in quarantine, at the last search"
         )

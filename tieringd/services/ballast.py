@@ -83,6 +83,7 @@ class Ballast:
 
     async def run(self, *, interval_seconds: float = INTERVAL_SECONDS) -> None:
         """Look now, at once on a hint, and every interval, until cancelled."""
+        self._metrics.health.loop_succeeded("ballast")
         await self._rounds.run(self.step, interval_seconds=interval_seconds)
 
     async def step(self) -> None:
@@ -95,6 +96,7 @@ class Ballast:
             self._fault = str(error)
         else:
             self._fault = ""
+            self._metrics.health.loop_succeeded("ballast")
 
     async def show(self) -> BallastStatus:
         """

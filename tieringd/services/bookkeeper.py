@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.errors import TieringError
+from tieringd.errors import STORE_FAULTS, TieringError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,11 +62,23 @@ class Bookkeeper:
         """The bucket is listed for changes once in this time, at most."""
         self._refresh_due = 0.0
         self._faults: dict[str, str] = {}
+        self._store_faults: dict[str, str] = {}
+        """Those of them that are the object store's."""
 
     @property
     def fault(self) -> str:
         """Return why a chore could not be done at the last step; empty when all were."""
         return next(iter(self._faults.values()), "")
+
+    @property
+    def store_fault(self) -> str:
+        """Return which chore the object store kept from being done at the last step; empty for none."""
+        return next(iter(self._store_faults.values()), "")
+
+    @property
+    def knows_topics(self) -> bool:
+        """Say whether the object store has told of the topics: before that nothing is archived."""
+        return self._registry.is_known
 
     async def step(self, world: World) -> bool:
         """Do what is due for *world*; return whether another look would find something else."""
@@ -133,6 +145,10 @@ class Bookkeeper:
             if what not in self._faults:
                 log.warning(what, error=str(error))
             self._faults[what] = f"{what}: {error}"
+            self._store_faults.pop(what, None)
+            if isinstance(error, STORE_FAULTS):
+                self._store_faults[what] = self._faults[what]
         else:
+            self._store_faults.pop(what, None)
             if self._faults.pop(what, None) is not None:
                 log.info("no longer so", fault=what)

@@ -89,6 +89,7 @@ class DegradedMode:
 
     async def run(self, *, interval_seconds: float = INTERVAL_SECONDS) -> None:
         """Look now, at once on a hint, and every interval, until cancelled."""
+        self._metrics.health.loop_succeeded("degraded_mode")
         await self._rounds.run(self.step, interval_seconds=interval_seconds)
 
     async def step(self) -> None:
@@ -103,6 +104,7 @@ class DegradedMode:
             self._fault = str(error)
         else:
             self._fault = ""
+            self._metrics.health.loop_succeeded("degraded_mode")
 
     async def _round(self) -> None:
         own = self._own_state()

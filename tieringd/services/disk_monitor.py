@@ -55,6 +55,7 @@ class DiskMonitor:
         self._filesystems = filesystems
         self._settings = settings
         self._now = now
+        self._health = metrics.health
         self._listeners: list[Callable[[], None]] = []
         self._watches = [_Watch(tuple(log_dirs), metrics.disk)]
         if cache_dir is not None:
@@ -76,19 +77,23 @@ class DiskMonitor:
 
     async def run(self, *, interval_seconds: float = 1.0) -> None:
         """Look now, and again every interval, until cancelled."""
+        self._health.loop_succeeded("disks")
         while True:
             await self.step()
             await asyncio.sleep(interval_seconds)
 
     async def step(self) -> None:
         """Look once, and tell what is new."""
-        is_changed = False
+        is_changed, has_seen_all = False, True
         for watch in self._watches:
             look = await self._filesystems.look(watch.paths)
             for reading in look.readings:
                 is_changed |= self._judge(watch, reading)
             watch.keep_only({reading.name for reading in look.readings})
             watch.report(look.problems)
+            has_seen_all = has_seen_all and not look.problems
+        if has_seen_all:
+            self._health.loop_succeeded("disks")
         if is_changed:
             for listener in self._listeners:
                 listener()

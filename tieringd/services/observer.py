@@ -153,6 +153,12 @@ class Observer:
         """Return what the last look could not see, and why."""
         return dict(self._problems)
 
+    @property
+    def log_dir_fault(self) -> str:
+        """Return why the last look could not read a whole log directory; empty when it read them all."""
+        paths = (path for log_dir in self._log_dirs for path in (log_dir, f"{log_dir}/meta.properties"))
+        return next((self._problems[path] for path in paths if path in self._problems), "")
+
     async def look(self) -> World:
         """
         Read the log directories and ask the broker, once for all partitions.

@@ -31,15 +31,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.errors import (
-    BucketNotFound,
-    CorruptDataError,
-    FencedError,
-    StorageDenied,
-    StorageUnavailable,
-    StoreFull,
-    TieringError,
-)
+from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
 from tieringd.policies.assignment import plan_assignment
 from tieringd.policies.lineage import durable_end
 from tieringd.policies.loss import rescue_due_ms
@@ -73,9 +65,6 @@ PIN_UNKNOWN_AFTER_SECONDS = 5.0
 So long the object store has to tell what is durable before all that is closed is pinned. Otherwise
 each start would pin, and let go again, every segment on disk.
 """
-
-_STORE_FAULTS = (StorageUnavailable, StorageDenied, BucketNotFound, StoreFull)
-"""What a whole store suffers from, and not one partition's objects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +173,29 @@ class Reconciler:
 
     @property
     def fault(self) -> str:
-        """Return why the last round failed, or why the object store takes nothing; empty when all is well."""
-        if self._fault or self._bookkeeper.fault:
-            return self._fault or self._bookkeeper.fault
-        statuses = (running.status for running in self._running.values())
-        return next((status.fault for status in statuses if status.is_store_fault), "")
+        """Return the first reason why the daemon is not ready; empty when all is well."""
+        return next(filter(None, self.readiness().values()), "")
+
+    def readiness(self) -> dict[str, str]:
+        """
+        Return what keeps the daemon from being ready, by a reason's name; empty text where it does not.
+
+        The same reasons are there at all times, for metrics.
+        """
+        bookkeeper, statuses = self._bookkeeper, (running.status for running in self._running.values())
+        unready = next((status.fault for status in statuses if status.is_store_fault), "")
+        starting = ""
+        if self.rounds == 0:
+            starting = "the first round of reconciliation has not ended yet"
+        elif not bookkeeper.knows_topics:
+            starting = "the object store has not told of the archive's topics yet"
+        return {
+            "round": self._fault,
+            "store": bookkeeper.store_fault or unready,
+            "bookkeeping": "" if bookkeeper.store_fault else bookkeeper.fault,
+            "log_directory": self._observer.log_dir_fault,
+            "starting": starting,
+        }
 
     def set_config(self, config: Config, limits: UploadLimits) -> None:
         """Work by *config* from the next round on, and upload by *limits*."""
@@ -313,6 +320,8 @@ class Reconciler:
                     log.error("reconciliation round failed", error=self._fault)  # noqa: TRY400 its text is enough
                 else:
                     self._fault = ""
+                if not self.fault:
+                    self._metrics.reconciled_at.set_to_current_time()
                 await self._wait_for_next_round(self.interval_seconds)
             bookkeeping.cancel()
 
@@ -419,10 +428,13 @@ class Reconciler:
 
     async def _keep_books(self) -> None:
         """Do the chores of each round, after it and beside the next ones."""
+        self._metrics.health.loop_succeeded("bookkeeping")
         while True:
             await self._looked.wait()
             if self._world is not None and await self._bookkeeper.step(self._world):
                 self.hint()
+            if not self._bookkeeper.fault:
+                self._metrics.health.loop_succeeded("bookkeeping")
 
     async def run_once(self, *, concurrency: int = 16) -> PassResult:
         """
@@ -516,7 +528,7 @@ class Reconciler:
             self._metrics.forget_partition(leadership.partition.topic_partition)
             log.error("archiver stopped", partition=str(leadership.partition), reason=fault)  # noqa: TRY400 an expected end, not a fault of ours
         except TieringError as error:
-            fault, is_store_fault = str(error), isinstance(error, _STORE_FAULTS)
+            fault, is_store_fault = str(error), isinstance(error, STORE_FAULTS)
             self._metrics.upload_failures.labels(leadership.partition.topic, type(error).__name__).inc()
             report = log.error if isinstance(error, CorruptDataError) else log.warning
             report("archiver step failed", partition=str(leadership.partition), error=fault)
@@ -562,4 +574,3 @@ class Reconciler:
         self._metrics.quarantined_partitions.set(quarantined)
         self._metrics.fenced_partitions.set(len(self._fenced))
         self._metrics.reconcile_seconds.set(seconds)
-        self._metrics.reconciled_at.set_to_current_time()

@@ -67,7 +67,7 @@ class _Known:
 class CompactedReuploadJob:
     """Put compacted segments in the place of their originals, in the partitions named at the time."""
 
-    name = "compacted re-upload"
+    name = "compacted_reupload"
 
     def __init__(
         self,

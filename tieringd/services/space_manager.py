@@ -92,10 +92,13 @@ class SpaceManager:
 
     async def run(self) -> None:
         """Do a round every interval, until cancelled."""
+        self._metrics.health.loop_succeeded("space")
         while True:
             await asyncio.sleep(self._config.retention_local_trim_interval / 1000)
             if self._config.space_management_enable:
                 await self.step()
+            else:
+                self._metrics.health.loop_succeeded("space")
 
     async def step(self) -> tuple[SpaceReport, ...]:
         """Measure, plan and ask; return what was found. Before the first look there is nothing."""
@@ -118,6 +121,7 @@ class SpaceManager:
                 self._act(world, space, plan)
             self._publish(space, plan)
             reports.append(SpaceReport(space, plan))
+        self._metrics.health.loop_succeeded("space")
         return tuple(reports)
 
     async def _plan(self, world: World, space: DiskSpace) -> SpacePlan:

@@ -109,6 +109,7 @@ class UploadController:
         self._metrics.upload_shares.set(self._shares)
         self._metrics.upload_controller_error.set(self._state.error)
         self._metrics.upload_backlog_bytes.set(self._backlog_seen)
+        self._metrics.health.loop_succeeded("upload_controller")
 
     def look(self) -> None:
         """Judge whether others want the machine, by its load since the last look."""

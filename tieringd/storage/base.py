@@ -130,6 +130,15 @@ class ObjectStore(Protocol):
 
 
 @runtime_checkable
+class ExpiringStore(Protocol):
+    """A store whose credentials end, and are renewed before they do."""
+
+    @property
+    def credentials_end(self) -> float | None:
+        """Return when those in use end, in Unix time; None where there are none yet, or they have no end."""
+
+
+@runtime_checkable
 class KeepingStore(Protocol):
     """A store that may keep the bytes of deleted objects, and can say so."""
 

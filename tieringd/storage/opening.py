@@ -56,6 +56,7 @@ async def opened_store(config: Config, metrics: Metrics) -> AsyncIterator[Resili
     store = ResilientStore(
         backend, store_limits(config), on_request=metrics.record_store_request, tries_checksums=True
     )
+    metrics.watch_credentials(lambda: store.credentials_end)
     try:
         yield store
     finally:

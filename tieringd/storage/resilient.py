@@ -20,7 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.storage.base import FileSlice, JoiningStore, KeepingStore
+from tieringd.storage.base import ExpiringStore, FileSlice, JoiningStore, KeepingStore
 from tieringd.storage.checked_puts import PROBE_PREFIX, CheckedPuts
 
 if TYPE_CHECKING:
@@ -115,6 +115,12 @@ class ResilientStore:
     def backend(self) -> ObjectStore:
         """Return the store that is asked, for what only one kind of store can do."""
         return self._store
+
+    @property
+    def credentials_end(self) -> float | None:
+        """Return when the credentials of the store underneath end; see `ExpiringStore`."""
+        store = self._store
+        return store.credentials_end if isinstance(store, ExpiringStore) else None
 
     @property
     def oldest_put_started(self) -> float | None:

@@ -8,12 +8,14 @@ import socket
 import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in, reconciler_of, tiered_config
 from tests.fakes.broker import FakeBroker, broker_unavailable
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.store import store_unavailable
 from tests.unit.services.uploads import settle
 from tieringd.config.model import AdminConfig
 from tieringd.daemon.admin import AdminPage, serving
@@ -22,6 +24,15 @@ from tieringd.metrics import Metrics
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import UploadPace
 from tieringd.storage.memory import MemoryStore
+
+
+class SilentStore(MemoryStore):
+    """A store that answers no listing."""
+
+    async def list_page(self, prefix, *, start_after=None, limit=1000):
+        """Fail as a store that is away."""
+        raise store_unavailable("list_page")
+
 
 ELSEWHERE = TopicIdPartition("cluster", "elsewhere", NO_TOPIC_ID, 0)
 
@@ -111,6 +122,63 @@ async def test_readyz_says_why_the_last_round_failed(client, one_round, broker):
     status, text = await text_of(client, "/readyz")
 
     assert (status, text) == (503, f"{broker_unavailable('log_bounds')}\n")
+
+
+def unready(metrics) -> dict[str, float]:
+    """Return the series of `tieringd_ready` by their reasons."""
+    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    return {
+        one.labels["reason"]: one.value
+        for family in families
+        for one in family.samples
+        if one.name == "tieringd_ready"
+    }
+
+
+async def test_readiness_is_a_metric_with_its_reasons(metrics, reconciler, one_round, broker):
+    """Every reason is there from the first scrape on, and the one that is in the way is 0."""
+    async with serving(AdminConfig(port=0), metrics, reconciler):
+        reasons = {"round", "store", "bookkeeping", "log_directory", "starting"}
+        assert unready(metrics) == dict.fromkeys(reasons, 1) | {"starting": 0}
+        assert metrics.registry.get_sample_value("tieringd_reconcile_last_success_timestamp_seconds") == 0
+        await one_round()
+        assert unready(metrics) == dict.fromkeys(reasons, 1)
+        assert metrics.registry.get_sample_value("tieringd_reconcile_last_success_timestamp_seconds") > 0
+
+
+async def test_failed_round_is_the_reason_and_no_success(metrics, reconciler, one_round, broker):
+    """A round that fails is a reason of its own, and the time of the last success does not move."""
+    broker.fail_next("log_bounds", broker_unavailable("log_bounds"))
+    async with serving(AdminConfig(port=0), metrics, reconciler):
+        await one_round("reconciliation round failed")
+        assert unready(metrics)["round"] == 0
+        assert metrics.registry.get_sample_value("tieringd_reconcile_last_success_timestamp_seconds") == 0
+
+
+async def test_store_that_is_away_from_the_start_is_the_reason_and_no_success(tmp_path, broker, metrics, log):
+    """With nothing uploaded yet a silent store leaves the daemon unready, and rounds count for nothing."""
+    archive = archive_in(SilentStore())
+    reconciler = reconciler_of(tiered_config(tmp_path, interval_ms=1), archive, broker, metrics=metrics)
+    async with serving(AdminConfig(port=0), metrics, reconciler):
+        run = asyncio.create_task(reconciler.run())
+        await log.said("topic manifests cannot be read")
+        await reconciler.next_look()
+        reconciler.stop()
+        await run
+        assert unready(metrics)["store"] == 0
+        assert metrics.registry.get_sample_value("tieringd_reconcile_last_success_timestamp_seconds") == 0
+
+
+async def test_log_directory_that_is_not_there_is_not_ready(metrics, reconciler, client, writer):
+    """An unmounted disk has no partitions, so without this a daemon with nothing to do would look well."""
+    await reconciler.run_once()
+    writer.path.parent.rename(writer.path.parent.with_name("away"))
+    await reconciler.run_once()
+
+    status, text = await text_of(client, "/readyz")
+
+    assert (status, "cannot be read: No such file or directory" in text) == (503, True)
+    assert reconciler.readiness()["log_directory"] in text
 
 
 async def test_metrics_have_redpandas_pending_offsets(client, reconciler):

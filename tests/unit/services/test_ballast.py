@@ -112,6 +112,8 @@ async def test_fault_is_said_once_and_ends_when_it_is_mended(site):
         await site.keeper.step()
     assert len(lines) == 1
     assert "is not a ballast file" in lines[0]["error"]
+    loop = ("tieringd_loop_last_success_timestamp_seconds", {"loop": "ballast"})
+    assert site.metrics.registry.get_sample_value(*loop) is None
     assert site.path.read_bytes() == b"precious"
     assert site.wanted_bytes == SIZE
     for command in (site.keeper.show, site.keeper.create, site.keeper.release):
@@ -119,6 +121,7 @@ async def test_fault_is_said_once_and_ends_when_it_is_mended(site):
             await command()
     site.path.unlink()
     assert await site.step(50) == SIZE
+    assert site.metrics.registry.get_sample_value(*loop) > 0
 
 
 async def test_disk_that_cannot_be_looked_at_keeps_its_ballast(site):

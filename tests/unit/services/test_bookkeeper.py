@@ -83,11 +83,13 @@ async def test_store_that_is_away_is_a_fault_until_it_is_back(bookkeeper, regist
         assert not await bookkeeper.step(world_of(writer))
     assert not registry.is_known
     assert "topic manifests cannot be read" in bookkeeper.fault
+    assert bookkeeper.store_fault == bookkeeper.fault
+    assert not bookkeeper.knows_topics
     assert [line["event"] for line in lines] == ["topic manifests cannot be read"]
     assert registry.manifest(topic_key(writer.identified)) is None
 
     assert await bookkeeper.step(world_of(writer))
-    assert bookkeeper.fault == ""
+    assert (bookkeeper.fault, bookkeeper.store_fault, bookkeeper.knows_topics) == ("", "", True)
 
 
 @virtually
@@ -165,6 +167,7 @@ async def test_nothing_is_known_before_the_store_is_found_fit(registry, follower
         assert not await bookkeeper.step(world_of(writer))
     assert (registry.is_known, store.requests) == (False, [])
     assert "ignores conditions" in bookkeeper.fault
+    assert bookkeeper.store_fault == ""
 
     fits = True
     assert await bookkeeper.step(world_of(writer))

@@ -241,7 +241,12 @@ async def test_fault_that_comes_back_is_said_again(store, quotas):
         for fails in (True, False, True):
             if fails:
                 store.fail_next("list_page", lambda: StorageUnavailable("away"))
+            node.metrics.health.succeeded_at.clear()
             await node.mode.step()
+            succeeded = node.metrics.registry.get_sample_value(
+                "tieringd_loop_last_success_timestamp_seconds", {"loop": "degraded_mode"}
+            )
+            assert (succeeded is None) == fails
     assert [line["error"] for line in lines] == ["away", "away"]
 
 

@@ -91,6 +91,23 @@ async def test_monitor_shows_each_filesystem_once(make_monitor, metrics, data, c
     assert shown(metrics, "redpanda_storage_cache_disk_free_space_alert", "/data/a") is None
 
 
+async def test_look_that_misses_a_disk_is_no_success(make_monitor, metrics, cache):
+    """The time of the last success stands still until every disk can be looked at again."""
+
+    def succeeded():
+        return metrics.registry.get_sample_value(
+            "tieringd_loop_last_success_timestamp_seconds", {"loop": "disks"}
+        )
+
+    monitor = make_monitor()
+    cache.is_readable = False
+    await monitor.step()
+    assert succeeded() is None
+    cache.is_readable = True
+    await monitor.step()
+    assert succeeded() > 0
+
+
 async def test_monitor_has_the_worst_state_of_the_logs_and_not_the_cache(make_monitor, data, other, cache):
     """A full cache disk is no reason to refuse writes; before the first look nothing is known."""
     monitor = make_monitor()

@@ -93,8 +93,8 @@ async def test_idle_store_is_used_once_it_was_watched_for_a_window():
         await asyncio.sleep(20)
         assert [round(at, 1) for at in job.turns[:3]] == [10.0, 11.0, 12.0]
         assert job.pieces == 0
-        assert daemon.value("turns_total", job="merge", reason="idle") == 3
-        assert daemon.value("requests_total", job="merge") == 3
+        assert daemon.value("turns_total", task="merge", reason="idle") == 3
+        assert daemon.value("requests_total", task="merge") == 3
         assert daemon.state == ["idle"]
 
 
@@ -155,8 +155,8 @@ async def test_forced_turn_comes_once_per_interval_beside_traffic():
     async with running(Daemon(job)) as daemon:
         await daemon.busy(1510, rps=20)
         assert [round(at) for at in job.turns] == [300, 601, 902, 1203, 1504]
-        assert daemon.value("turns_total", job="merge", reason="forced") == 5
-        assert daemon.value("turns_total", job="merge", reason="idle") == 0
+        assert daemon.value("turns_total", task="merge", reason="forced") == 5
+        assert daemon.value("turns_total", task="merge", reason="idle") == 0
 
 
 @virtually
@@ -189,7 +189,7 @@ async def test_failed_turn_is_counted_said_and_comes_again_later():
     with listening() as lines:
         async with running(Daemon(job, other)) as daemon:
             await asyncio.sleep(60)
-            assert daemon.value("failures_total", job="merge", error="StorageUnavailable") == 2
+            assert daemon.value("failures_total", task="merge", error="StorageUnavailable") == 2
     # The pauses are a window and two; the first ends within the pause between two rounds.
     assert [round(at) for at in job.turns[:4]] == [10, 26, 47, 48]
     assert [round(at) for at in other.turns[:5]] == [11, 12, 13, 14, 15]
@@ -226,7 +226,7 @@ async def test_fault_of_ours_does_not_end_the_service():
     job.errors = [ValueError("a bug")]
     async with running(Daemon(job, other)) as daemon:
         await asyncio.sleep(60)
-        assert daemon.value("failures_total", job="merge", error="ValueError") == 1
+        assert daemon.value("failures_total", task="merge", error="ValueError") == 1
     assert job.pieces == 0
 
 
@@ -254,7 +254,7 @@ async def test_other_limits_work_at_once():
         assert daemon.watch.traffic.watched_seconds == pytest.approx(1)
         await daemon.busy(20, rps=20)
         assert len(job.turns) - served >= 3
-        assert daemon.value("turns_total", job="merge", reason="forced") >= 3
+        assert daemon.value("turns_total", task="merge", reason="forced") >= 3
 
 
 @virtually
@@ -305,7 +305,7 @@ async def test_cancelled_service_cancels_the_turn():
 async def test_last_success_is_known_from_the_start():
     """A job that never succeeds is seen by its age."""
     daemon = Daemon(Job("merge"))
-    assert daemon.value("last_success_timestamp_seconds", job="merge") > 0
+    assert daemon.value("last_success_timestamp_seconds", task="merge") > 0
 
 
 @virtually

@@ -209,10 +209,14 @@ async def test_log_directory_that_cannot_be_measured_is_said_and_skipped(daemon,
     def fails(log_dirs):
         raise FileNotFoundError(2, "No such file or directory", log_dirs[0])
 
-    manager._measure = fails
+    measure, manager._measure = manager._measure, fails
     async with daemon.running():
         with capture_logs() as lines:
             assert await manager.step() == ()
+        assert daemon.value("tieringd_loop_last_success_timestamp_seconds", loop="space") is None
+        manager._measure = measure
+        await manager.step()
+        assert daemon.value("tieringd_loop_last_success_timestamp_seconds", loop="space") > 0
     assert [line["event"] for line in lines if line["log_level"] == "warning"] == [
         "log directories cannot be measured"
     ]

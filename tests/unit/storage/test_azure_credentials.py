@@ -115,6 +115,16 @@ async def test_one_token_serves_many_requests(cloud, source):
     assert here.service.requests == 1
 
 
+@pytest.mark.parametrize("source", [METADATA, FEDERATION])
+async def test_end_of_the_token_is_known(cloud, source):
+    """From the first request on, as the token service said it."""
+    async with cloud(TokenService(), "secret-token-1") as here:
+        store = await here.store(source)
+        assert store.credentials_end is None
+        await put(store)
+        assert store.credentials_end > time.time()
+
+
 async def test_user_assigned_identity_is_asked_for_by_its_client_id(cloud):
     """With a client id the metadata service is asked for that identity, even if the machine has none."""
     service = TokenService(has_own_identity=False, client_ids={"my-identity"})

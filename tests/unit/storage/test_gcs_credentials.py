@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import time
 import traceback
 from contextlib import asynccontextmanager
 
@@ -114,6 +115,14 @@ async def test_service_account_signs_for_its_token(key_file, private_key):
         await asyncio.gather(*(store.get("key") for _ in range(20)))
     assert len(endpoint.assertions) == 1
     assert bucket.seen == ["token-1"] * 20
+
+
+async def test_end_of_the_token_is_known():
+    """From the first request on; the token is not used to its very end."""
+    async with running_metadata_server() as metadata, instance_store(Bucket(), metadata) as (store, _):
+        assert store.credentials_end is None
+        await store.get("key")
+        assert time.time() < store.credentials_end <= time.time() + 3600
 
 
 @pytest.mark.parametrize("is_from_environment", [False, True], ids=["settings", "environment"])

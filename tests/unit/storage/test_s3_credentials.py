@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 import traceback
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -112,6 +113,16 @@ async def test_requests_are_signed_with_the_role(role, source):
     assert bucket.signers == ["ASIA1", "ASIA1"]
     assert bucket.tokens == {"hush-token-1"}
     assert service.issued == 1
+
+
+@pytest.mark.parametrize("source", SOURCES)
+async def test_end_of_the_credentials_is_known(role, source):
+    """From the first request on, as the service said it."""
+    service = CredentialService()
+    async with store_with(role, source, service, Bucket()) as store:
+        assert store.credentials_end is None
+        await store.get("key")
+        assert store.credentials_end == pytest.approx(time.time() + service.lifetime_seconds, abs=60)
 
 
 async def test_instance_metadata_is_asked_with_a_session_token(role):

@@ -88,6 +88,7 @@ class ScrubJob:
         self._jitter = jitter
         self._progress: dict[TopicIdPartition, _Progress] = {}
         self._search: _SearchProgress | None = None
+        self._publish_pace()
 
     @property
     def name(self) -> str:
@@ -97,6 +98,7 @@ class ScrubJob:
     def set_pace(self, pace: ScrubPace) -> None:
         """Work by *pace* from the next turn on; what was put off already stays put off."""
         self._pace = pace
+        self._publish_pace()
         self._parts.search.grace_ms = pace.orphan_grace_ms
 
     async def turn(self, *, requests_max: int) -> JobTurn:
@@ -228,6 +230,10 @@ class ScrubJob:
             before_ms=self._ages_ms() - pace.quarantine_ms, is_ours=self._is_ours
         )
         self._metrics.deleted.inc(len(expired.deleted))
+
+    def _publish_pace(self) -> None:
+        is_enabled, interval_ms = self._pace.is_enabled, self._pace.full_interval_ms
+        self._metrics.interval_seconds.set(interval_ms / 1000 if is_enabled else 0)
 
     def _publish(self) -> None:
         """Show what is known to be wrong, by kind."""

@@ -142,6 +142,11 @@ class Identity:
             self._last = await self._library.get_token_info(*scopes, options=options)
         return self._last
 
+    @property
+    def end(self) -> float | None:
+        """Return when the last token ends, in Unix time; None before the first."""
+        return None if self._last is None else self._last.expires_on
+
     async def held_token(self, *scopes: str) -> str:
         """Return the token that the SDK sends now, to be sent once more; another one near its end."""
         last = self._last

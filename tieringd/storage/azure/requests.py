@@ -136,6 +136,11 @@ class Requests:
             ) from error
         return cls(settings, client, resources, identity)
 
+    @property
+    def credentials_end(self) -> float | None:
+        """Return when the identity's token ends, in Unix time; None without one."""
+        return None if self._identity is None else self._identity.end
+
     async def send(
         self,
         call: Call,

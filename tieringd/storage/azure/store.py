@@ -83,6 +83,11 @@ class AzureStore:
             return cls(settings, requests, resources.pop_all())
         raise AssertionError("an exit stack swallows nothing")
 
+    @property
+    def credentials_end(self) -> float | None:
+        """Return when the credentials end; see `ExpiringStore`."""
+        return self._requests.credentials_end
+
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:

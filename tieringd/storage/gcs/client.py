@@ -92,6 +92,11 @@ class GcsClient:
             return cls(settings, storage, token, resources.pop_all())
         raise AssertionError("an exit stack swallows nothing")
 
+    @property
+    def credentials_end(self) -> float | None:
+        """Return until when the token is used, in Unix time; None while there is none."""
+        return None if self._is_anonymous else self._token.end
+
     def object_url(self, name: str) -> str:
         """Return the URL of an object, by its whole name."""
         return f"{self.objects_url}/{quote(name, safe='')}"

@@ -110,6 +110,11 @@ class GcsToken(Token):
         elif now >= self._refresh_at:
             self._begin_refresh()
 
+    @property
+    def end(self) -> float | None:
+        """Return until when the token is used, in Unix time; None while there is none."""
+        return None if self.access_token is None else time.time() + self._expires_at - self._clock()
+
     def accepted(self, token: str) -> None:
         """Note that the store took a token."""
         if token == self.access_token:

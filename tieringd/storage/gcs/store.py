@@ -72,6 +72,11 @@ class GcsStore:
         """
         return cls(settings, await GcsClient.open(settings))
 
+    @property
+    def credentials_end(self) -> float | None:
+        """Return when the credentials end; see `ExpiringStore`."""
+        return self._client.credentials_end
+
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:

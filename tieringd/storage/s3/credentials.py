@@ -34,6 +34,7 @@ from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, Tier
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+    from datetime import datetime
 
 CredentialsSource: TypeAlias = Literal["config_file", "aws_instance_metadata", "sts"]
 
@@ -119,6 +120,12 @@ class RoleCredentials:
         while self._frozen is None:  # Thrown away while we waited.
             await asyncio.shield(self._fetch())
         return self._frozen
+
+    @property
+    def end(self) -> float | None:
+        """Return when the credentials end, in Unix time; None before the first, or where they have no end."""
+        expiry: datetime | None = getattr(self._loaded, "_expiry_time", None)
+        return None if expiry is None else expiry.timestamp()
 
     def note_success(self) -> None:
         """Take note that the store accepts these credentials."""

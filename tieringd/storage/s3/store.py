@@ -152,6 +152,11 @@ class S3Store:
         if credentials is not None:
             credentials.note_success()
 
+    @property
+    def credentials_end(self) -> float | None:
+        """Return when the credentials end; see `ExpiringStore`."""
+        return None if self._credentials is None else self._credentials.end
+
     async def put(
         self, key: str, body: Body, *, crc32c: int, condition: Condition | None = None
     ) -> ObjectInfo:

@@ -1,0 +1,158 @@
+"""Dashboards: every query of every panel, on a real Prometheus that scrapes real processes with traffic."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from deploy.grafana_dashboards import BOARDS, rendered
+from tests.e2e.log_files import RECORDS, write_partition
+from tests.integration.test_alerts import PLAIN_METRICS, exported
+from tests.support.daemon import Daemon, directory_config, running_daemon, write_config
+from tests.support.prometheus import running_prometheus
+
+DIRECTORY = Path(__file__).parents[2] / "deploy" / "grafana"
+FILES = sorted(DIRECTORY.glob("*.json"))
+SUFFIXES = ("_bucket", "_sum", "_count")
+PANELS = [
+    pytest.param(
+        path.stem, panel["title"], target["expr"], id=f"{path.stem}-{panel['title']}-{target['refId']}"
+    )
+    for path in FILES
+    for panel in json.loads(path.read_text())["panels"]
+    for target in panel["targets"]
+]
+VARIABLES = {"$instance": ".+", "$topic": "orders", "$__rate_interval": "1m"}
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory):
+    """
+    Give a Prometheus that has seen a daemon upload, trim and tidy, and a gateway serve what it uploaded.
+
+    The gateway has no broker behind it, so that no broker has to run.
+    """
+    root = tmp_path_factory.mktemp("traffic")
+    write_partition(root / "logs", "orders-0", segments=6)
+    config = directory_config(
+        [root / "logs"],
+        root / "archive",
+        root / "state",
+        storage_min_free_bytes=0,
+        # The archive is tidied at once.
+        cloud_storage_idle_timeout_ms=100,
+        cloud_storage_idle_threshold_rps=100_000,
+        retention_local_trim_interval=200,
+    )
+    endpoint = config | {"state_directory": str(root / "endpoint"), "gateway": {"port": 0}}
+    del endpoint["broker"]
+    with running_daemon(write_config(root / "daemon.yaml", config)) as daemon:
+        daemon.until_next_offset("orders", 6 * RECORDS)
+        with running_daemon(write_config(root / "gateway.yaml", endpoint), start=Endpoint) as gateway:
+            targets = [f"127.0.0.1:{one.admin_port}" for one in (daemon, gateway)]
+            with running_prometheus(root / "prometheus", targets) as prometheus:
+                prometheus.until(lambda: len(prometheus.query("up == 1")) == len(targets), "both are scraped")
+                (listening,) = gateway.events("archive endpoint listens")
+                assert read_all(f"127.0.0.1:{listening['port']}") == 6 * RECORDS
+                prometheus.until(
+                    lambda: prometheus.query("rate(tieringd_gateway_archived_answers_total[1m]) > 0"),
+                    "the answers are seen",
+                )
+                prometheus.until(
+                    lambda: len(prometheus.query("tieringd_housekeeping_turns_total")) == 4, "all had a turn"
+                )
+                yield prometheus
+
+
+class Endpoint(Daemon):
+    """One `tieringd gateway --archive-only`."""
+
+    arguments = ("gateway", "--archive-only")
+
+
+def read_all(bootstrap):
+    """Read the topic with librdkafka, and return how many records it has."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "unused", "enable.partition.eof": True}
+    )
+    count = 0
+    try:
+        consumer.assign([confluent_kafka.TopicPartition("orders", 0, confluent_kafka.OFFSET_BEGINNING)])
+        while (message := consumer.poll(60)) is not None and message.error() is None:
+            count += 1
+    finally:
+        consumer.close()
+    return count
+
+
+def filled(expression):
+    """Return the query as Grafana asks it, with its variables in their places."""
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    return expression
+
+
+@pytest.mark.parametrize(("board", "title", "expression"), PANELS)
+def test_query_of_a_panel_finds_something(prometheus, board, title, expression):
+    """None fails and none is empty, and each asks for what is exported, by its own labels."""
+    known = exported() | {name: set() for name in (*PLAIN_METRICS, "process_resident_memory_bytes")}
+    known |= {"process_cpu_seconds_total": set(), "vectorized_ntp_archiver_pending": {"topic"}}
+    asked = re.findall(r"\b((?:tieringd|process|vectorized)_[a-z_]+)", expression)
+    assert asked
+    for name in asked:
+        plain = next((name.removesuffix(one) for one in SUFFIXES if name.endswith(one)), name)
+        assert name in known or plain in known
+    found = prometheus.query(filled(expression))
+    assert found, f"{board}: {title}"
+    assert "$" not in filled(expression)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_variable_has_values(prometheus, path):
+    """The lists that a person chooses from are not empty, and no query uses a variable that there is not."""
+    document = json.loads(path.read_text())
+    variables = {one["name"]: one for one in document["templating"]["list"]}
+    for one in variables.values():
+        if one["type"] == "query":
+            metric, label = re.fullmatch(r"label_values\((.+), (\w+)\)", one["query"]).groups()
+            assert prometheus.get(f"label/{label}/values", **{"match[]": metric})
+    used = set(re.findall(r"\$\{?(\w+)", json.dumps(document["panels"]))) - {"__rate_interval"}
+    assert used <= variables.keys()
+
+
+def test_files_are_what_the_definition_says():
+    """They are generated: `make dashboards` writes them."""
+    assert {path.stem: path.read_text() for path in FILES} == {one.name: rendered(one) for one in BOARDS}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_dashboard_keeps_to_grafanas_schema(path):
+    """What the models that are made from Grafana's schema read from it is all that is in it."""
+    document = json.loads(path.read_text())
+    again = JSONEncoder(sort_keys=True, indent=2).encode(Dashboard.from_json(document))
+    assert json.loads(again) == document
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_panels_do_not_overlap_and_lines_can_be_told_apart(path):
+    """Each panel has a place of its own within the 24 columns, a unit, and a legend for each query."""
+    taken = set()
+    for panel in json.loads(path.read_text())["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        legends = [target["legendFormat"] for target in panel["targets"]]
+        assert len(set(legends)) == len(legends)

@@ -1,0 +1,95 @@
+"""A real Prometheus that scrapes daemons of a test, and is asked as Grafana would ask it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tests.support.ports import free_ports
+from tests.support.processes import Server
+from tests.support.promtool import require_prometheus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+_PATIENCE_SECONDS = 60
+_POLL_SECONDS = 0.05
+_SCRAPE_INTERVAL = "200ms"
+
+
+class Prometheus:
+    """One Prometheus, by its HTTP API."""
+
+    def __init__(self, server: Server, url: str) -> None:
+        self._server = server
+        self._url = url
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Return what an instant query gives now: labels under `metric`, the value under `value`."""
+        found: list[dict[str, Any]] = self.get("query", query=expression)["result"]
+        return found
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer; a query that Prometheus refuses fails with its words."""
+        url = f"{self._url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=_PATIENCE_SECONDS) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise AssertionError(f"{parameters}: {error.read().decode()}") from error
+
+    def until(self, is_so: Callable[[], object], what: str) -> None:
+        """Return when *is_so* says so; fail when it takes too long."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not is_so():
+            assert time.monotonic() < deadline, f"it did not come that {what}"
+            time.sleep(_POLL_SECONDS)
+
+    def is_ready(self) -> bool:
+        """Say whether it answers."""
+        try:
+            with urllib.request.urlopen(f"{self._url}/-/ready", timeout=_PATIENCE_SECONDS):
+                return True
+        except OSError:
+            return False
+
+
+@contextmanager
+def running_prometheus(
+    directory: Path, targets: Sequence[str], *, rules: Sequence[Path] = ()
+) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes *targets* (host:port) as the job tieringd, five times a second."""
+    (port,) = free_ports(1)
+    config = {
+        "global": {"scrape_interval": _SCRAPE_INTERVAL, "evaluation_interval": _SCRAPE_INTERVAL},
+        "rule_files": [str(one) for one in rules],
+        "scrape_configs": [{"job_name": "tieringd", "static_configs": [{"targets": list(targets)}]}],
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "prometheus.yml"
+    path.write_text(yaml.safe_dump(config))
+    server = Server(
+        [
+            require_prometheus(),
+            f"--config.file={path}",
+            f"--storage.tsdb.path={directory / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        output=directory / "prometheus.log",
+    )
+    prometheus = Prometheus(server, f"http://127.0.0.1:{port}")
+    server.launch()
+    try:
+        server.wait_until(prometheus.is_ready)
+        yield prometheus
+    finally:
+        server.kill()

@@ -1,0 +1,68 @@
+"""`tieringd generate`: files for the systems that watch tieringd."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.cli.commands import invoked
+from tieringd.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+
+
+def printed(*arguments: str) -> str:
+    done = invoked("generate", *arguments)
+    assert done.exit_code == 0, done.errors
+    return done.output
+
+
+def test_rules_are_those_of_the_repository():
+    """What the command prints is the file that its tests try."""
+    assert printed("prometheus-rules") == (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text()
+
+
+def test_rules_lead_to_the_runbook_that_is_named():
+    """Every link is to a section of the address that is given."""
+    (group,) = yaml.safe_load(printed("prometheus-rules", "--runbook", "https://wiki/runbook"))["groups"]
+    links = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in group["rules"]}
+    assert links == {name: f"https://wiki/runbook#{name.lower()}" for name in links}
+
+
+def test_rules_are_a_resource_of_the_prometheus_operator_where_asked_for():
+    """The same groups, under the resource's spec."""
+    resource = yaml.safe_load(printed("prometheus-rules", "--as-resource"))
+    assert (resource["kind"], resource["metadata"]["name"]) == ("PrometheusRule", "tieringd")
+    assert resource["spec"] == yaml.safe_load(printed("prometheus-rules"))
+
+
+def test_scrape_configuration_names_the_job_and_the_targets():
+    """The job's name is the one that the rules ask for, and each target is there once."""
+    (job,) = yaml.safe_load(printed("scrape-config", "--target", "a:1", "--target", "b:2"))["scrape_configs"]
+    assert job["job_name"] == "tieringd"
+    assert job["static_configs"] == [{"targets": ["a:1", "b:2"]}]
+    (job,) = yaml.safe_load(printed("scrape-config"))["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["localhost:9640"]}]
+
+
+def test_dashboards_are_those_of_the_repository():
+    """They are listed, each is printed as it is, and one that there is not is an error with their names."""
+    directory = ROOT / "deploy" / "grafana"
+    names = printed("grafana-dashboard").split()
+    assert names == sorted(path.stem for path in directory.glob("*.json"))
+    for name in names:
+        assert printed("grafana-dashboard", name) == (directory / f"{name}.json").read_text()
+    with pytest.raises(ConfigError, match="there is no dashboard none") as refused:
+        printed("grafana-dashboard", "none")
+    assert "overview" in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["grafana", "prometheus"])
+def test_files_are_in_the_package(kind):
+    """An installed package has them where the command looks for them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert included[f"deploy/{kind}"] == f"tieringd/deploy/{kind}"
