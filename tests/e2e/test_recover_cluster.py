@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 
 import pytest
-import pytest_asyncio
 import yaml
 from aiokafka import TopicPartition as ClientPartition
 
@@ -22,19 +21,16 @@ from tests.e2e.sample_topics import (
 )
 from tests.fakes.log_writer import LogWriter
 from tests.support.daemon import command, directory_config, run_command, run_json, run_well, write_config
-from tests.support.kafka import KafkaCluster
 from tieringd.formats.record_batch import parse_header
 
 _BATCHES = 40
 _PER_BATCH = 2_000
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def target(tmp_path_factory):
+@pytest.fixture
+def target(fresh):
     """Give a running broker of a cluster of its own."""
-    cluster = await KafkaCluster.start(tmp_path_factory.mktemp("target"))
-    yield cluster
-    await cluster.stop()
+    return fresh
 
 
 def config_for(target, source_config, path):

@@ -73,7 +73,7 @@ async def trimmed(tmp_path_factory):
     yield Trimmed(behind, *copies)
     for copy in copies:
         copy.close()
-    await cluster.stop()
+    await cluster.kill()
 
 
 @pytest.fixture

@@ -49,6 +49,9 @@ CLUSTER_PROPERTIES = {
     # Leaders move when a test moves them, and never in between.
     "auto.leader.rebalance.enable": "false",
     "min.insync.replicas": "1",
+    # Defaults that a topic without a setting of its own has, for tests of what is in force.
+    "log.retention.ms": "86400000",
+    "unclean.leader.election.enable": "false",
 }
 
 

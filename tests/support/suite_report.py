@@ -35,17 +35,24 @@ GROUPS: Final = (
     "unit",
 )
 """Folders of tests, the inner before the outer: a file belongs to the first that it lies in."""
-THREE_BROKERS: Final = (
-    "tests/e2e/test_cluster_leadership.py",
-    "tests/e2e/test_cluster_pins.py",
-    "tests/e2e/test_cluster_storm.py",
-    "tests/e2e/test_cluster_unclean.py",
-    "tests/e2e/test_cluster_uploads.py",
-    "tests/e2e/test_recover.py::test_new_producers_with_the_ids_of_old_ones_lose_nothing",
-    "tests/e2e/test_storage_commands.py::test_commands_beside_a_follower_tell_what_is_known_there",
-    "tests/integration/test_kafka_replicas.py",
-)
-"""What node ids begin with whose tests share one cluster of three brokers, and so one worker."""
+SHARED: Final = {
+    "three brokers": (
+        "tests/e2e/test_cluster_leadership.py",
+        "tests/e2e/test_cluster_pins.py",
+        "tests/e2e/test_cluster_storm.py",
+        "tests/e2e/test_cluster_unclean.py",
+        "tests/e2e/test_cluster_uploads.py",
+        "tests/e2e/test_recover.py::test_new_producers_with_the_ids_of_old_ones_lose_nothing",
+        "tests/e2e/test_storage_commands.py::test_commands_beside_a_follower_tell_what_is_known_there",
+        "tests/integration/test_kafka_replicas.py",
+    ),
+    "guarded brokers": (
+        "tests/integration/test_client_quotas.py",
+        "tests/integration/test_kafka_broker.py",
+        "tests/integration/test_kafka_log_dirs.py",
+    ),
+}
+"""Clusters that start once, by what the node ids begin with whose tests use them; a group has one worker."""
 LONG_TEST_SECONDS: Final = 15
 LONG_FILE_SECONDS: Final = 30
 _SECONDS_BETWEEN_LINES: Final = 20
@@ -175,8 +182,9 @@ class SuiteReport:
 
 def resource_group(test: str) -> str:
     """Return what a test, by its node id, shares with others on one worker: a dear resource, or its file."""
-    if test.startswith(THREE_BROKERS):
-        return "three brokers"
+    for group, beginnings in SHARED.items():
+        if test.startswith(beginnings):
+            return group
     return test.partition("::")[0]
 
 
