@@ -20,7 +20,8 @@ from tests.e2e.sample_topics import (
     consumed,
 )
 from tests.fakes.log_writer import LogWriter
-from tests.support.daemon import command, directory_config, run_command, run_json, run_well, write_config
+from tests.support.daemon import directory_config, run_command, run_json, run_well, write_config
+from tests.support.warm_start import start_command
 from tieringd.formats.record_batch import parse_header
 
 _BATCHES = 40
@@ -127,14 +128,13 @@ async def values_of(target, topic, number):
 
 def killed_after(seconds, arguments):
     """Run a command for so long at most; return its exit code, or None when it was killed."""
-    with subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            return None
-        return process.returncode
+    process = start_command(*arguments)
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return None
 
 
 async def mark_of(target, topic):
@@ -151,13 +151,13 @@ async def test_killed_recovery_goes_on_where_it_ended(target, large, topic):
     config, values = large
     arguments = ("recover", "cluster", "--topics", topic.replace(".", r"\."), "--config", str(config))
     total = _BATCHES * _PER_BATCH
-    process = await asyncio.create_subprocess_exec(*command(*arguments), stdout=subprocess.DEVNULL)
+    process = start_command(*arguments)
     while not 0 < (reached := await mark_of(target, topic)) < total:
-        assert process.returncode is None, f"it ended at {reached}"
+        assert process.poll() is None, f"it ended at {reached}"
         await asyncio.sleep(0.02)
     process.kill()
-    await process.wait()
-    seconds = 1.5
+    process.wait()
+    seconds = 0.5
     while (ended := killed_after(seconds, arguments)) is None:
         seconds *= 1.25
     assert ended == 0
