@@ -227,7 +227,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Give each group to one worker, in the order of the groups."""
     if config.getoption("dist") != "loadgroup":
         return None
-    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 a run without workers has no need of it
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # noqa: PLC0415 a run without workers has no need of it
 
     class ByResource(LoadScopeScheduling):
         """The scheduler of `loadgroup` reads marks from node ids, which pytest 9 does not let it write."""
