@@ -11,7 +11,7 @@ from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
 
-_RECORDS = 4000
+_RECORDS = 2500
 _VALUES = [b"%d" % number for number in range(_RECORDS)]
 _TINY = SEGMENTS | {"segment.index.bytes": "96", "index.interval.bytes": "0"}
 """Segments of a dozen batches: the broker begins another one when an index is full."""
