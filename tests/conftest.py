@@ -13,7 +13,7 @@ from tests.support.examples import load_profile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest_plugins = ["tests.support.suite_report"]
+pytest_plugins = ["tests.support.suite_report", "tests.support.shared_brokers"]
 
 load_profile()
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from tests.support.topic_config import set_topic_config
 
 if TYPE_CHECKING:
     from tests.support.kafka import KafkaCluster
-
-EAGER_CLEANER: Final = {"log.cleaner.backoff.ms": "200", "log.cleaner.dedupe.buffer.size": str(16 << 20)}
-"""Of a broker whose cleaner looks every moment."""
 
 
 async def create(cluster: KafkaCluster, topic: str, policy: str) -> None:

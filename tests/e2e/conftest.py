@@ -11,38 +11,20 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.sample_topics import SAMPLE_TOPICS, write_sample_topics
-from tests.support.cluster import CLUSTER_PROPERTIES, DaemonsBeside
+from tests.support.cluster import DaemonsBeside
 from tests.support.daemon import kafka_config, run_command, write_config
-from tests.support.kafka import KafkaCluster
 from tests.support.s3_bucket import S3Bucket
 from tests.support.seaweedfs import running_seaweedfs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from tests.support.kafka import KafkaCluster
     from tests.support.seaweedfs import SeaweedFS
 
 BUCKET = "e2e"
 """One for all tests, with a prefix for each: every bucket costs the server seven volumes."""
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
-    """Give one running Kafka broker; a test that stops it starts it again."""
-    cluster = await KafkaCluster.start(tmp_path_factory.mktemp("kafka"))
-    yield cluster
-    await cluster.stop()
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def brokers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
-    """Give three running Kafka brokers; a test that stops one starts it again."""
-    directory = tmp_path_factory.mktemp("brokers")
-    cluster = await KafkaCluster.start(directory, brokers=3, heap_mib=384, properties=CLUSTER_PROPERTIES)
-    yield cluster
-    # Three controllers that stop together wait a minute for each other.
-    await cluster.kill()
 
 
 @pytest.fixture(scope="session")

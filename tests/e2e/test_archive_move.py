@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,8 +10,9 @@ import yaml
 
 from tests.e2e.archives import FileObjects, archived_manifest, assert_whole, base_of_active, read_records
 from tests.e2e.sample_topics import SEGMENTS, consumed
-from tests.support.daemon import command, run_command, run_json, run_well, running_daemon, write_config
+from tests.support.daemon import run_command, run_json, run_well, running_daemon, write_config
 from tests.support.fault_proxy import StallRequest, fault_proxy
+from tests.support.warm_start import start_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,13 +121,11 @@ async def test_killed_move_loses_nothing_and_goes_on(
 
     async with fault_proxy(seaweedfs.endpoint_url) as proxy:
         proxy.spoil(StallRequest(), where=stalled_at)
-        process = await asyncio.create_subprocess_exec(
-            *command(*options, str(through(old, proxy))), stderr=subprocess.DEVNULL
-        )
+        process = start_command(*options, str(through(old, proxy)))
         async with asyncio.timeout(60):
             await proxy.stalled.wait()
         process.kill()
-        await process.wait()
+        process.wait()
     is_closed = stalled_at is is_deletion
     assert data_objects(objects) == segments
     assert archived_manifest(objects, topic).is_closed == is_closed

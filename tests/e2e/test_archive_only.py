@@ -10,6 +10,7 @@ import asyncio
 import re
 import signal
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import confluent_kafka
@@ -31,11 +32,12 @@ from tests.e2e.sample_topics import (
     codec_topic,
     consumed,
 )
-from tests.support.daemon import Daemon, command, run_command, s3_properties, write_config
+from tests.support.daemon import Daemon, run_command, s3_properties, write_config
 from tests.support.gateway_clients import run_tool
 from tests.support.kafka_messages import fetch_request, milliseconds
 from tests.support.processes import Server
 from tests.support.raw_kafka import connected
+from tests.support.warm_start import start_command
 from tieringd.services.archive_endpoint.refusals import READ_ONLY
 
 _CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
@@ -49,7 +51,9 @@ class Endpoint(Daemon):
     def __init__(self, config, output, *options):
         super().__init__(config, output)
         arguments = ("gateway", "--archive-only", "--config", str(config), *options)
-        self.server = Server(command(*arguments), output=output)
+        self.server = Server(
+            ["tieringd", *arguments], output=output, start=partial(start_command, *arguments)
+        )
 
     @property
     def bootstrap(self):

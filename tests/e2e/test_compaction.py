@@ -5,26 +5,16 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-import pytest_asyncio
 
 from tests.e2e.archives import archived_manifest, assert_whole, base_of_active, closed_segments, read_records
-from tests.e2e.cleaned_topics import EAGER_CLEANER, cleaned_to, create, let_cleaner_at
+from tests.e2e.cleaned_topics import cleaned_to, create, let_cleaner_at
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import consumed
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
 from tests.support.gateway_clients import read_aiokafka, read_librdkafka
-from tests.support.gateways import BrokerBehind
 
 ISOLATIONS = ("read_uncommitted", "read_committed")
 _KEYS = 7
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def behind(tmp_path_factory):
-    """Give a broker whose cleaner looks every moment, and whose second listener advertises the gateway."""
-    found = await BrokerBehind.start(tmp_path_factory.mktemp("behind"), properties=EAGER_CLEANER)
-    yield found
-    await found.cluster.stop()
 
 
 @pytest.fixture

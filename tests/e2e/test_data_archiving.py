@@ -10,14 +10,13 @@ from tests.e2e.archives import archived_manifest, assert_whole, closed_segments,
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.cluster import cluster_admin
 from tests.support.daemon import run_json, run_well, running_daemon
-from tests.support.kafka import KafkaCluster
 
 _VALUES = [bytes([number]) * 100_000 for number in range(45)]
 _WRITE_ONLY = {"redpanda.remote.write": True, "redpanda.remote.read": False}
 _PACE = {"cloud_storage_housekeeping_interval_ms": "500ms", "archive_delete_delay_ms": "500ms"}
 
 
-async def test_topic_that_is_only_written_comes_back(kafka, write_kafka_config, objects, topic, tmp_path):
+async def test_topic_that_is_only_written_comes_back(kafka, fresh, write_kafka_config, objects, topic):
     """Its local log is left to the broker, and a fresh one gets every archived record at its offset."""
     config = write_kafka_config(topics={topic: _WRITE_ONLY})
     await kafka.create_topic(topic, configs=SEGMENTS)
@@ -29,19 +28,15 @@ async def test_topic_that_is_only_written_comes_back(kafka, write_kafka_config, 
         one.base_offset for one in manifest.segments
     ]
 
-    fresh = await KafkaCluster.start(tmp_path / "fresh")
-    try:
-        await fresh.create_topic(topic, configs=SEGMENTS)
-        await fresh.broker.stop()
-        (row,) = run_json(
-            *("recover", "directory", str(fresh.log_dir()), "--topics", topic.replace(".", r"\.")),
-            *("--config", str(config)),
-        )
-        assert (row["start_offset"], row["next_offset"]) == (0, manifest.next_offset)
-        await fresh.launch()
-        assert await consumed(fresh, topic, "read_uncommitted") == before[: manifest.next_offset]
-    finally:
-        await fresh.stop()
+    await fresh.create_topic(topic, configs=SEGMENTS)
+    await fresh.broker.stop()
+    (row,) = run_json(
+        *("recover", "directory", str(fresh.log_dir()), "--topics", topic.replace(".", r"\.")),
+        *("--config", str(config)),
+    )
+    assert (row["start_offset"], row["next_offset"]) == (0, manifest.next_offset)
+    await fresh.launch()
+    assert await consumed(fresh, topic, "read_uncommitted") == before[: manifest.next_offset]
 
 
 async def test_writing_stops_and_retention_empties_the_archive(kafka, write_kafka_config, objects, topic):

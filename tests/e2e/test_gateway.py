@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import confluent_kafka
 import pytest
-import pytest_asyncio
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 from aiokafka.errors import KafkaError
@@ -21,7 +20,6 @@ from tests.e2e.sample_topics import ISOLATIONS, SEGMENTS, TRANSACTIONS, consumed
 from tests.support.daemon import kafka_config, running_daemon, write_config
 from tests.support.fault_proxy import Answer, ResetAnswer, fault_proxy
 from tests.support.gateway_clients import read_aiokafka, read_librdkafka, run_tool
-from tests.support.gateways import BrokerBehind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -31,14 +29,6 @@ if TYPE_CHECKING:
 _VALUES = [bytes([number]) * 100_000 for number in range(65)]
 _WHOLE = list(enumerate(_VALUES))
 _TIERED = {"remote.storage.enable": True, "local.retention.bytes": 1 << 20}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def behind(tmp_path_factory):
-    """Give a broker whose second listener advertises the gateway."""
-    found = await BrokerBehind.start(tmp_path_factory.mktemp("behind"))
-    yield found
-    await found.cluster.stop()
 
 
 class Through:

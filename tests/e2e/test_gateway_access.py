@@ -86,7 +86,7 @@ async def guarded(tmp_path_factory, seaweedfs):
             daemon.until_rounds(2)
             yield Guarded(behind, daemon, certificate)
     finally:
-        await behind.cluster.stop()
+        await behind.cluster.kill()
 
 
 async def _prepared(behind, directory, certificate, seaweedfs):

@@ -6,7 +6,6 @@ import asyncio
 import signal
 
 import pytest
-import pytest_asyncio
 import yaml
 
 from tests.e2e.archives import (
@@ -20,7 +19,6 @@ from tests.e2e.archives import (
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import ISOLATIONS, consumed, write_transactions
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
-from tests.support.gateways import BrokerBehind
 
 _VALUES = [bytes([number]) * 100_000 for number in range(60)]
 _DELAY = {"archive_delete_delay_ms": "4s"}
@@ -33,14 +31,6 @@ _MERGES = {
     "cloud_storage_idle_threshold_rps": 0,
     "cloud_storage_housekeeping_interval_ms": "500ms",
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def behind(tmp_path_factory):
-    """Give a broker whose second listener advertises the gateway."""
-    found = await BrokerBehind.start(tmp_path_factory.mktemp("behind"))
-    yield found
-    await found.cluster.stop()
 
 
 class Through:

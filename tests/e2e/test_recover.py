@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import confluent_kafka
 import pytest
-import pytest_asyncio
 import yaml
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientPartition
@@ -27,21 +26,11 @@ from tests.support.daemon import (
     running_daemon,
     write_config,
 )
-from tests.support.gateways import BrokerBehind
-from tests.support.kafka import KafkaCluster
 from tests.support.s3_bucket import S3Bucket
 from tieringd.formats.checkpoints import encode_partition_metadata
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
 
 _VALUES = [bytes([number]) * 100_000 for number in range(45)]
-
-
-@pytest_asyncio.fixture
-async def fresh(tmp_path):
-    """Give a broker of a cluster of its own."""
-    cluster = await KafkaCluster.start(tmp_path / "fresh")
-    yield cluster
-    await cluster.stop()
 
 
 async def recovered(fresh, config, *topics, options=()):
@@ -236,14 +225,6 @@ async def test_java_consumer_goes_on_after_the_next_leader(fresh, aged):
         process.kill()
         await process.wait()
     assert read == [*aged.values, b"new"]
-
-
-@pytest_asyncio.fixture
-async def behind(tmp_path):
-    """Give a broker of a cluster of its own whose second listener advertises the gateway."""
-    found = await BrokerBehind.start(tmp_path / "behind")
-    yield found
-    await found.cluster.stop()
 
 
 @pytest.fixture

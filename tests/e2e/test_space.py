@@ -33,7 +33,7 @@ async def cluster(tmp_path):
         try:
             yield cluster
         finally:
-            await cluster.stop()
+            await cluster.kill()
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ async def test_cache_gives_way_to_the_log(seaweedfs, prefix, tmp_path, topic):
             )
             await _read_and_fill(behind, write_config(tmp_path / "tieringd.yaml", settings), topic)
         finally:
-            await behind.cluster.stop()
+            await behind.cluster.kill()
 
 
 async def _read_and_fill(behind, config, topic) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import pytest_asyncio
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
 
@@ -11,10 +10,8 @@ from tests.e2e.archives import archived_manifest, assert_whole, data_keys, read_
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import SEGMENTS, consumed
 from tests.support.daemon import kafka_config, run_json, running_daemon, write_config
-from tests.support.gateways import BrokerBehind
-from tests.support.kafka import KafkaCluster
 
-_RECORDS = 4000
+_RECORDS = 2500
 _VALUES = [b"%d" % number for number in range(_RECORDS)]
 _TINY = SEGMENTS | {"segment.index.bytes": "96", "index.interval.bytes": "0"}
 """Segments of a dozen batches: the broker begins another one when an index is full."""
@@ -25,22 +22,6 @@ class Through:
 
     def __init__(self, bootstrap):
         self.bootstrap = bootstrap
-
-
-@pytest_asyncio.fixture
-async def behind(tmp_path):
-    """Give a broker whose second listener advertises the gateway."""
-    found = await BrokerBehind.start(tmp_path / "behind")
-    yield found
-    await found.cluster.stop()
-
-
-@pytest_asyncio.fixture
-async def fresh(tmp_path):
-    """Give a broker of a cluster of its own."""
-    cluster = await KafkaCluster.start(tmp_path / "fresh")
-    yield cluster
-    await cluster.stop()
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ async def test_cluster_that_was_lost_is_not_purged(seaweedfs, prefix, topic, tmp
             await archive(first, daemon, old, lost)
             end = daemon.next_offset(lost)
     finally:
-        await first.stop()
+        await first.kill()
 
     second = await KafkaCluster.start(tmp_path / "second", cluster_id=first.cluster_id)
     try:
@@ -105,7 +105,7 @@ async def test_cluster_that_was_lost_is_not_purged(seaweedfs, prefix, topic, tmp
                 lambda: daemon.metric("tieringd_archive_purged_topics_total") == 1, "its own is purged"
             )
     finally:
-        await second.stop()
+        await second.kill()
 
     states = {row["topic"]: row["lifecycle"] for row in run_json("archive", "topics", "--config", str(path))}
     assert states == {old: "live", lost: "live", f"{topic}-new": "live", topic: "purged"}

@@ -1,4 +1,4 @@
-"""Components that integration tests share; each starts once, when a test first asks for it."""
+"""Brokers that several integration tests share; they start once, when a test first asks for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest_asyncio
 
-from tests.support.kafka import KafkaCluster
+from tests.support.kafka import KafkaCluster, Listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -15,8 +15,20 @@ if TYPE_CHECKING:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def kafka(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
-    """Give one running Kafka broker; a test that stops it starts it again."""
-    cluster = await KafkaCluster.start(tmp_path_factory.mktemp("kafka"))
+async def guarded(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
+    """Give two brokers with a SASL listener, whose user "reader" has no rights."""
+    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="right";'
+    cluster = await KafkaCluster.start(
+        tmp_path_factory.mktemp("guarded"),
+        brokers=2,
+        heap_mib=384,
+        properties={
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.guarded.plain.sasl.jaas.config": jaas,
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        },
+        listeners=[Listener("GUARDED", "SASL_PLAINTEXT")],
+    )
     yield cluster
-    await cluster.stop()
+    await cluster.kill()

@@ -6,10 +6,8 @@ import asyncio
 import time
 
 import pytest
-import pytest_asyncio
 
 from tests.fakes.archive import Clock
-from tests.support.kafka import KafkaCluster, Listener
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.formats.object_keys import client_quotas_key
@@ -106,25 +104,6 @@ async def test_brake_slows_a_producer_down_and_lets_it_go(kafka, broker):
         async with asyncio.timeout(60):
             for _ in range(50):
                 await producer.send_and_wait("braked", VALUE)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def guarded(tmp_path_factory):
-    """Give a broker with a SASL listener, whose user "reader" has no rights."""
-    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="right";'
-    properties = {
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.guarded.plain.sasl.jaas.config": jaas,
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-    }
-    cluster = await KafkaCluster.start(
-        tmp_path_factory.mktemp("guarded"),
-        properties=properties,
-        listeners=[Listener("GUARDED", "SASL_PLAINTEXT")],
-    )
-    yield cluster
-    await cluster.stop()
 
 
 async def test_user_without_rights_is_told_which_ones_it_needs(guarded):

@@ -73,7 +73,7 @@ async def trimmed(tmp_path_factory):
     yield Trimmed(behind, *copies)
     for copy in copies:
         copy.close()
-    await cluster.stop()
+    await cluster.kill()
 
 
 @pytest.fixture
@@ -243,15 +243,21 @@ async def test_epochs_that_are_not_archived_are_the_brokers(trimmed, archive, ve
 
 async def test_writes_are_refused_while_nobody_may_write(trimmed, archive):
     """Every partition gets the error; reading goes on, and writing too as soon as it may."""
-    archive.is_writable = False
-    producer = confluent_kafka.Producer(
-        {"bootstrap.servers": trimmed.behind.bootstrap, "message.timeout.ms": 10_000}
-    )
     errors = []
-    producer.produce("plain", b"refused", partition=1, callback=lambda error, _: errors.append(error))
-    await asyncio.to_thread(producer.flush, 20)
+
+    def opened(timeout_ms):
+        # librdkafka tries again until the message's time is over.
+        settings = {"bootstrap.servers": trimmed.behind.bootstrap, "message.timeout.ms": timeout_ms}
+        return confluent_kafka.Producer(settings)
+
+    async def write(producer, value):
+        producer.produce("plain", value, partition=1, callback=lambda error, _: errors.append(error))
+        await asyncio.to_thread(producer.flush, 20)
+
+    patient, impatient = opened(10_000), opened(1_000)
+    archive.is_writable = False
+    await write(impatient, b"refused")
     assert [error is not None for error in errors] == [True]
     archive.is_writable = True
-    producer.produce("plain", b"taken", partition=1, callback=lambda error, _: errors.append(error))
-    await asyncio.to_thread(producer.flush, 20)
+    await write(patient, b"taken")
     assert errors[1:] == [None]

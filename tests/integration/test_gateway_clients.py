@@ -8,22 +8,12 @@ import time
 import confluent_kafka
 import confluent_kafka.admin
 import pytest
-import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from tests.support.gateway_clients import read_aiokafka, read_librdkafka, records_in, run_tool
-from tests.support.gateways import BrokerBehind
 
 VALUES = [b"%05d" % number + b"v" * 500 for number in range(3000)]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def behind(tmp_path_factory):
-    """Give a broker whose tiered listener sends clients to the gateway."""
-    behind = await BrokerBehind.start(tmp_path_factory.mktemp("behind"))
-    yield behind
-    await behind.cluster.stop()
 
 
 @pytest.fixture

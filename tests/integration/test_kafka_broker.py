@@ -7,19 +7,21 @@ import socket
 import time
 from dataclasses import replace
 from itertools import count
+from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 from structlog.testing import capture_logs
 
 from tests.support.bounds import bounds_of
-from tests.support.kafka import KafkaCluster, Listener
 from tieringd.broker.directory import DirectoryBroker
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
 from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError, LeadershipChanged
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition, TopicPartition
+
+if TYPE_CHECKING:
+    from tests.support.kafka import KafkaCluster
 
 _OLD_ID = "cmVjcmVhdGVkLXRvcGljIQ"
 _TOPIC_NUMBERS = count()
@@ -410,25 +412,6 @@ async def test_connection_that_fell_silent_is_replaced(kafka):
     assert len(served) == 2
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def guarded(tmp_path_factory):
-    """Give a broker with a SASL listener, whose user "reader" has no rights on any topic."""
-    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="right";'
-    properties = {
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.guarded.plain.sasl.jaas.config": jaas,
-        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-        "super.users": "User:ANONYMOUS",
-    }
-    cluster = await KafkaCluster.start(
-        tmp_path_factory.mktemp("guarded"),
-        properties=properties,
-        listeners=[Listener("GUARDED", "SASL_PLAINTEXT")],
-    )
-    yield cluster
-    await cluster.stop()
-
-
 @pytest.fixture
 async def reader(guarded):
     """Give a client of the guarded broker that may see no topic."""
@@ -456,7 +439,7 @@ async def test_wrong_password_is_denied(guarded):
 
 async def test_hidden_topic_is_not_led_and_said_once(guarded, reader, topic):
     """A topic that we may not describe is not led, and the log says so once."""
-    await guarded.create_topic(topic)
+    await guarded.create_topic(topic, replicas=[[1]])
     partition = await local_partition(guarded, topic)
 
     with capture_logs() as logs:
@@ -469,7 +452,7 @@ async def test_hidden_topic_is_not_led_and_said_once(guarded, reader, topic):
 
 async def test_hidden_topic_has_a_denial_in_place_of_bounds(guarded, reader, topic):
     """The bounds of a topic that we may not describe are an error that names the missing right."""
-    await guarded.create_topic(topic)
+    await guarded.create_topic(topic, replicas=[[1]])
 
     bounds = await bounds_of(reader, await local_log(guarded, topic))
 
@@ -480,7 +463,7 @@ async def test_hidden_topic_has_a_denial_in_place_of_bounds(guarded, reader, top
 
 async def test_hidden_topic_settings_are_denied(guarded, reader, topic):
     """Settings that we may not read are an error, never taken for the defaults."""
-    await guarded.create_topic(topic)
+    await guarded.create_topic(topic, replicas=[[1]])
 
     with pytest.raises(BrokerDenied, match="TOPIC_AUTHORIZATION_FAILED"):
         await reader.topic_configs([topic])

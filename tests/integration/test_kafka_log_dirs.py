@@ -7,41 +7,26 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-import pytest_asyncio
 
-from tests.support.kafka import KafkaCluster, Listener
 from tests.support.ports import free_ports
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.broker.kafka_log_dirs import log_dir_sizes
 from tieringd.broker.kafka_protocol import KafkaConnections
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Sequence
 
+    from tests.support.kafka import KafkaCluster
     from tieringd.model.log_dirs import LogDirSizes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOPIC = "log.dirs-of_all"
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
+@pytest.fixture
+def cluster(guarded) -> KafkaCluster:
     """Give two brokers, with a SASL listener whose user "reader" has no rights."""
-    jaas = 'org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="right";'
-    cluster = await KafkaCluster.start(
-        tmp_path_factory.mktemp("cluster"),
-        brokers=2,
-        heap_mib=384,
-        properties={
-            "sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.guarded.plain.sasl.jaas.config": jaas,
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-        },
-        listeners=[Listener("GUARDED", "SASL_PLAINTEXT")],
-    )
-    yield cluster
-    await cluster.kill()
+    return guarded
 
 
 def told(found: Sequence[LogDirSizes]) -> dict[tuple[int, str, int], int]:

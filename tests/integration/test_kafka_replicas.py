@@ -11,7 +11,6 @@ import pytest
 import pytest_asyncio
 
 from tests.support.bounds import bounds_of
-from tests.support.kafka import KafkaCluster
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.broker.log_dir import scan_log_dirs
 from tieringd.errors import BrokerUnavailable
@@ -21,6 +20,8 @@ from tieringd.model.partition import LogBounds, Replica, TopicPartition
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from tests.support.kafka import KafkaCluster
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _TOPIC_NUMBERS = count()
 
@@ -28,20 +29,14 @@ CLEAN = {"unclean.leader.election.enable": "false"}
 """A default of the broker that is told of every topic."""
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[KafkaCluster]:
+@pytest.fixture
+def cluster(brokers) -> KafkaCluster:
     """Give three brokers that keep records for a day, unless a topic says otherwise."""
-    cluster = await KafkaCluster.start(
-        tmp_path_factory.mktemp("cluster"),
-        brokers=3,
-        properties={"log.retention.ms": "86400000", "unclean.leader.election.enable": "false"},
-    )
-    yield cluster
-    await cluster.stop()
+    return brokers
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def brokers(cluster) -> AsyncIterator[dict[int, KafkaBroker]]:
+async def clients(cluster) -> AsyncIterator[dict[int, KafkaBroker]]:
     """Give a client beside each broker, by node id."""
     clients = {
         node.node_id: KafkaBroker(
@@ -84,10 +79,10 @@ async def directories(cluster: KafkaCluster, node_id: int, topic: str, number: i
     )
 
 
-async def test_replicas_tell_leaders_from_followers(cluster, brokers, topic):
+async def test_replicas_tell_leaders_from_followers(cluster, clients, topic):
     """Each broker leads its own and follows the others', under the same epochs, and counts them all."""
     await cluster.create_topic(topic, replicas=[[1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 3, 2]])
-    for node_id, broker in brokers.items():
+    for node_id, broker in clients.items():
         found = await directories(cluster, node_id, topic, 4)
         view = await broker.replicas(found)
         leaders = {0: 1, 1: 2, 2: 3, 3: 1}
@@ -98,7 +93,7 @@ async def test_replicas_tell_leaders_from_followers(cluster, brokers, topic):
         assert view.partition_counts == {topic: 4}
 
 
-async def test_partition_count_is_that_of_the_cluster_and_not_of_the_disk(cluster, brokers, topic):
+async def test_partition_count_is_that_of_the_cluster_and_not_of_the_disk(cluster, clients, topic):
     """A broker that holds some of a topic's partitions knows of the others."""
     await cluster.create_topic(topic, replicas=[[1, 2], [2, 3], [3, 1], [2, 1], [3, 2]])
     held = {
@@ -108,7 +103,7 @@ async def test_partition_count_is_that_of_the_cluster_and_not_of_the_disk(cluste
     }
     for node_id, expected in held.items():
         found = await directories(cluster, node_id, topic, len(expected))
-        view = await brokers[node_id].replicas(found)
+        view = await clients[node_id].replicas(found)
         assert view.replicas == {
             TopicPartition(topic, number): Replica(0, is_leader=is_leader)
             for number, is_leader in expected.items()
@@ -116,24 +111,24 @@ async def test_partition_count_is_that_of_the_cluster_and_not_of_the_disk(cluste
         assert view.partition_counts == {topic: 5}
 
 
-async def test_directory_that_is_no_replica_any_more_is_left_out(cluster, brokers, topic):
+async def test_directory_that_is_no_replica_any_more_is_left_out(cluster, clients, topic):
     """What another broker holds is not this one's, though its directory may still lie here."""
     await cluster.create_topic(topic, replicas=[[2], [1]])
     (elsewhere,) = await directories(cluster, 2, topic, 1)
     (here,) = await directories(cluster, 1, topic, 1)
-    view = await brokers[1].replicas([elsewhere, here])
+    view = await clients[1].replicas([elsewhere, here])
     assert view.replicas == {TopicPartition(topic, 1): Replica(0, is_leader=True)}
     assert view.partition_counts == {topic: 2}
 
 
-async def test_bounds_are_the_leader_s_to_tell(cluster, brokers, topic):
+async def test_bounds_are_the_leader_s_to_tell(cluster, clients, topic):
     """A follower is refused, by partition, and the leader answers for its own."""
     await cluster.create_topic(topic, replicas=[[1, 2, 3], [2, 3, 1]])
     for number in (0, 1):
         await cluster.produce(topic, [b"a", b"b", b"c"], partition=number, acks="all")
     logs = [LocalLog(one, (), ()) for one in await directories(cluster, 1, topic, 2)]
     bounds = await eventually(
-        lambda: bounds_of(brokers[1], *logs),
+        lambda: bounds_of(clients[1], *logs),
         lambda seen: seen[TopicPartition(topic, 0)] == LogBounds(0, 3, 3),
     )
     refused = bounds[TopicPartition(topic, 1)]
@@ -141,13 +136,13 @@ async def test_bounds_are_the_leader_s_to_tell(cluster, brokers, topic):
     assert "NOT_LEADER_OR_FOLLOWER" in str(refused)
 
 
-async def test_retention_in_force_is_the_broker_s_default_where_a_topic_has_none(cluster, brokers, topic):
+async def test_retention_in_force_is_the_broker_s_default_where_a_topic_has_none(cluster, clients, topic):
     """How a topic is deleted from is known in any case, and only what is set on it is its own."""
     await cluster.create_topic(topic, replicas=[[1, 2, 3]])
     await cluster.create_topic(
         f"{topic}-own", replicas=[[1, 2, 3]], configs={"retention.ms": "5000000", "retention.bytes": "7000"}
     )
-    for broker in brokers.values():
+    for broker in clients.values():
         configs = await broker.topic_configs([topic, f"{topic}-own"])
         assert configs == {
             topic: {"retention.ms": "86400000", "retention.bytes": "-1", "cleanup.policy": "delete", **CLEAN},
@@ -165,7 +160,7 @@ async def test_retention_in_force_is_the_broker_s_default_where_a_topic_has_none
         }
 
 
-async def test_follower_takes_over_under_a_higher_epoch_and_gives_back(cluster, brokers, topic):
+async def test_follower_takes_over_under_a_higher_epoch_and_gives_back(cluster, clients, topic):
     """When the leader dies, whoever leads next sees so and since when; the returned one follows."""
     await cluster.create_topic(topic, replicas=[[2, 1, 3]])
     await cluster.produce(topic, [b"a", b"b"], acks="all")
@@ -173,7 +168,7 @@ async def test_follower_takes_over_under_a_higher_epoch_and_gives_back(cluster, 
     found = {node_id: await directories(cluster, node_id, topic, 1) for node_id in (1, 2, 3)}
 
     async def seen_by(node_id: int) -> Replica:
-        return (await brokers[node_id].replicas(found[node_id])).replicas[name]
+        return (await clients[node_id].replicas(found[node_id])).replicas[name]
 
     assert await seen_by(1) == Replica(0, is_leader=False)
     await cluster.brokers[1].kill()
@@ -184,7 +179,7 @@ async def test_follower_takes_over_under_a_higher_epoch_and_gives_back(cluster, 
         assert not follower.is_leader
         log = LocalLog(found[1][0], (), ())
         bounds = await eventually(
-            lambda: bounds_of(brokers[1], log), lambda seen: isinstance(seen[name], LogBounds)
+            lambda: bounds_of(clients[1], log), lambda seen: isinstance(seen[name], LogBounds)
         )
         assert bounds[name] == LogBounds(0, 2, 2)
     finally:

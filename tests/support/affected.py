@@ -96,6 +96,10 @@ def import_graph(files: Iterable[str], root: Path = ROOT) -> dict[str, set[str]]
         graph[module] = {one for one in named if one in sources} - {module}
     # A process is started by its name: the helper that does it stands for the whole command line.
     graph.setdefault("tests.support.daemon", set()).add("tieringd.__main__")
+    # The fixtures of a pytest plugin are asked for by their names.
+    if "tests.support.shared_brokers" in sources:
+        for conftest in ("tests.e2e.conftest", "tests.integration.conftest"):
+            graph.setdefault(conftest, set()).add("tests.support.shared_brokers")
     return graph
 
 

@@ -49,6 +49,9 @@ CLUSTER_PROPERTIES = {
     # Leaders move when a test moves them, and never in between.
     "auto.leader.rebalance.enable": "false",
     "min.insync.replicas": "1",
+    # Defaults that a topic without a setting of its own has, for tests of what is in force.
+    "log.retention.ms": "86400000",
+    "unclean.leader.election.enable": "false",
 }
 
 
@@ -59,6 +62,28 @@ class PartitionState(NamedTuple):
     """-1 when there is none."""
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
+
+
+def _metadata_of(topic: str) -> Callable[[ModuleType], Any]:
+    def build(module: ModuleType) -> Any:
+        return module.MetadataRequest(
+            topics=(module.MetadataRequestTopic(topic_id=None, name=topic),),
+            allow_auto_topic_creation=False,
+            include_topic_authorized_operations=False,
+        )
+
+    return build
+
+
+def _states(answer: Any) -> dict[int, PartitionState]:
+    """Return how each partition of the one topic of a Metadata answer stands."""
+    (found,) = answer.topics
+    return {
+        int(one.partition_index): PartitionState(
+            int(one.leader_id), tuple(map(int, one.replica_nodes)), tuple(map(int, one.isr_nodes))
+        )
+        for one in found.partitions
+    }
 
 
 class ClusterAdmin:
@@ -76,21 +101,7 @@ class ClusterAdmin:
 
     async def partitions(self, topic: str) -> dict[int, PartitionState]:
         """Return how each partition of a topic stands; empty when there is no such topic."""
-
-        def build(module: ModuleType) -> Any:
-            return module.MetadataRequest(
-                topics=(module.MetadataRequestTopic(topic_id=None, name=topic),),
-                allow_auto_topic_creation=False,
-                include_topic_authorized_operations=False,
-            )
-
-        (found,) = (await self._ask(METADATA, build)).topics
-        return {
-            int(one.partition_index): PartitionState(
-                int(one.leader_id), tuple(map(int, one.replica_nodes)), tuple(map(int, one.isr_nodes))
-            )
-            for one in found.partitions
-        }
+        return _states(await self._ask(METADATA, _metadata_of(topic)))
 
     async def until(
         self, topic: str, is_so: Callable[[PartitionState], object], what: str, *, number: int = 0
@@ -151,7 +162,7 @@ class ClusterAdmin:
         await self.until(topic, lambda one: one.replicas == wanted, f"{wanted} hold it", number=number)
 
     async def add_partitions(self, topic: str, replicas: Sequence[Sequence[int]]) -> None:
-        """Add a partition for each of *replicas*; return when they are led."""
+        """Add a partition for each of *replicas*; return when every broker knows who leads them."""
         before = len(await self.partitions(topic))
 
         def build(module: ModuleType) -> Any:
@@ -163,8 +174,19 @@ class ClusterAdmin:
 
         answer = await self._ask(_CREATE_PARTITIONS, build)
         assert all(one.error_code is ErrorCode.none for one in answer.results), answer
-        for number in range(before, before + len(replicas)):
-            await self.until(topic, lambda one: one.leader >= 0, "it is led", number=number)
+        for address in self._connections.bootstrap:
+            await self._until_told(address, topic, before + len(replicas))
+
+    async def _until_told(self, address: str, topic: str, count: int) -> None:
+        """Return when one broker knows leaders of so many partitions; a client may begin with any broker."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            answer = await self._connections.send(address, KafkaRequest(METADATA, _metadata_of(topic)))
+            states = _states(answer)
+            if sum(one.leader >= 0 for one in states.values()) == count:
+                return
+            assert time.monotonic() < deadline, f"{address} knows of {states}, and not of {count} partitions"
+            await asyncio.sleep(_POLL_SECONDS)
 
     async def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """Set properties of a topic and leave its others as they are."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from tests.support.seaweedfs import SeaweedFS
 
 _POLL_SECONDS = 0.02
+_LONGEST_POLL_SECONDS = 0.1
+"""A poll takes time of the daemon that is waited for, so a long wait polls less often."""
 _COMMAND_TIMEOUT_SECONDS = 300
 _PATIENCE_SECONDS = 60
 
@@ -185,12 +187,20 @@ class Daemon:
 
     def log(self) -> list[dict[str, Any]]:
         """Return the events of the log; a line that is still being written is not one."""
+        return self._parsed("")
+
+    def _parsed(self, text: str) -> list[dict[str, Any]]:
         lines = self.output_text().splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}\n")]
+        return [
+            json.loads(line)
+            for line in lines
+            if line.startswith("{") and line.endswith("}\n") and text in line
+        ]
 
     def events(self, name: str, **fields: Any) -> list[dict[str, Any]]:
         """Return the events with this text and these fields."""
-        return [one for one in self.log() if one["event"] == name and fields.items() <= one.items()]
+        found = self._parsed(json.dumps(name))
+        return [one for one in found if one["event"] == name and fields.items() <= one.items()]
 
     def get(self, path: str) -> tuple[int, str]:
         """Return the status and the text of a page."""
@@ -212,7 +222,9 @@ class Daemon:
 
     def metric(self, name: str, **labels: str) -> float | None:
         """Return the sum of a metric's samples that have these labels; None when there is none."""
-        families = text_string_to_metric_families(self.get("/metrics")[1])
+        # Only the lines of this metric are parsed: the whole page takes longer than all else in a poll.
+        lines = [line for line in self.get("/metrics")[1].splitlines() if line.startswith(name)]
+        families = text_string_to_metric_families("\n".join([*lines, ""]))
         values = [
             sample.value
             for family in families
@@ -224,10 +236,12 @@ class Daemon:
     def until(self, is_so: Callable[[], object], what: str, *, seconds: float = _PATIENCE_SECONDS) -> None:
         """Return when *is_so* says so; fail when the daemon ends first, or it takes too long."""
         deadline = time.monotonic() + seconds
+        pause_seconds = _POLL_SECONDS
         while not is_so():
             assert self.server.is_running, f"the daemon ended before {what}:\n{self.tail()}"
             assert time.monotonic() < deadline, f"in {seconds} s it did not come that {what}:\n{self.tail()}"
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause_seconds)
+            pause_seconds = min(1.3 * pause_seconds, _LONGEST_POLL_SECONDS)
 
     def until_rounds(self, count: int) -> None:
         """Return when *count* more rounds of reconciliation have begun and ended well."""

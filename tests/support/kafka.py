@@ -337,6 +337,12 @@ class KafkaCluster:
             response = await admin.delete_topics([name])
             assert all(code == 0 for _, code, *_ in response.topic_error_codes), response
 
+    async def delete_all_topics(self) -> None:
+        """Delete every topic but Kafka's own; return when the brokers know it."""
+        async with self.admin() as admin:
+            while names := [name for name in await admin.list_topics() if not name.startswith("__")]:
+                await admin.delete_topics(names)
+
     async def _until_led(self, node: KafkaBrokerProcess, name: str, partitions: int) -> None:
         """Return when a broker knows who leads each partition; those that lag are told by the controller."""
         if node.process is None:
@@ -440,7 +446,35 @@ def _write_properties(node: KafkaBrokerProcess, settings: Mapping[str, str]) -> 
     (node.directory / "server.properties").write_text(text)
 
 
+_formatted: dict[Path, bytes] = {}
+"""The checkpoint that Kafka's own tool has written into a new log directory, by the jars of the tool."""
+
+
 def _format(node: KafkaBrokerProcess, cluster_id: str) -> None:
+    """
+    Format the log directory of a node.
+
+    Kafka's tool formats the first node of this process. Its checkpoint holds the feature levels of these
+    jars and nothing of the node or the cluster, so later nodes get a copy and do not start a JVM for it.
+    """
+    checkpoint = node.log_dir / "bootstrap.checkpoint"
+    if node.jars not in _formatted:
+        _format_with_kafka(node, cluster_id)
+        _formatted[node.jars] = checkpoint.read_bytes()
+        return
+    node.log_dir.mkdir()
+    checkpoint.write_bytes(_formatted[node.jars])
+    properties = {
+        "version": "1",
+        "cluster.id": cluster_id,
+        "node.id": str(node.node_id),
+        "directory.id": _random_id(),
+    }
+    text = "".join(f"{name}={value}\n" for name, value in properties.items())
+    (node.log_dir / "meta.properties").write_text(text)
+
+
+def _format_with_kafka(node: KafkaBrokerProcess, cluster_id: str) -> None:
     configuration = str(node.directory / "server.properties")
     command = node.command("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", configuration)
     done = subprocess.run(command, check=False, capture_output=True, text=True)

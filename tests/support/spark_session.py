@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_END_TIMEOUT_SECONDS = 300
+"""A JVM that writes an archive of class data when it ends takes a minute on a busy machine."""
+
+
 @contextmanager
 def running_spark(
     work_directory: Path, *, cores: int = 2, memory: str = "1g", options: Mapping[str, str] | None = None
@@ -57,5 +61,5 @@ def running_spark(
         if gateway is not None:
             gateway.shutdown()
             gateway.proc.stdin.close()
-            gateway.proc.wait(60)
+            gateway.proc.wait(_END_TIMEOUT_SECONDS)
         SparkContext._gateway = SparkContext._jvm = None

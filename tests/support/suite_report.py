@@ -35,6 +35,24 @@ GROUPS: Final = (
     "unit",
 )
 """Folders of tests, the inner before the outer: a file belongs to the first that it lies in."""
+SHARED: Final = {
+    "three brokers": (
+        "tests/e2e/test_cluster_leadership.py",
+        "tests/e2e/test_cluster_pins.py",
+        "tests/e2e/test_cluster_storm.py",
+        "tests/e2e/test_cluster_unclean.py",
+        "tests/e2e/test_cluster_uploads.py",
+        "tests/e2e/test_recover.py::test_new_producers_with_the_ids_of_old_ones_lose_nothing",
+        "tests/e2e/test_storage_commands.py::test_commands_beside_a_follower_tell_what_is_known_there",
+        "tests/integration/test_kafka_replicas.py",
+    ),
+    "guarded brokers": (
+        "tests/integration/test_client_quotas.py",
+        "tests/integration/test_kafka_broker.py",
+        "tests/integration/test_kafka_log_dirs.py",
+    ),
+}
+"""Clusters that start once, by what the node ids begin with whose tests use them; a group has one worker."""
 LONG_TEST_SECONDS: Final = 15
 LONG_FILE_SECONDS: Final = 30
 _SECONDS_BETWEEN_LINES: Final = 20
@@ -162,19 +180,19 @@ class SuiteReport:
         path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def resource_group(item: pytest.Item) -> str:
-    """Return what a test shares with others on one worker: a resource that is dear to start, or its file."""
-    fixtures: Any = getattr(item, "fixturenames", ())
-    if "brokers" in fixtures:
-        return "three brokers"
-    return item.nodeid.partition("::")[0]
+def resource_group(test: str) -> str:
+    """Return what a test, by its node id, shares with others on one worker: a dear resource, or its file."""
+    for group, beginnings in SHARED.items():
+        if test.startswith(beginnings):
+            return group
+    return test.partition("::")[0]
 
 
 def longest_first(items: list[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
     """Return *items* with the groups that take longest first; tests of a group keep their order."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        groups.setdefault(resource_group(item), []).append(item)
+        groups.setdefault(resource_group(item.nodeid), []).append(item)
 
     def took(group: str) -> float:
         files = {item.nodeid.partition("::")[0] for item in groups[group]}
@@ -199,12 +217,25 @@ _REPORT = pytest.StashKey[SuiteReport]()
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put tests that share a resource on one worker, the longest groups first."""
-    if config.getoption("dist", "no") != "loadgroup":
-        return
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(resource_group(item)))
-    items[:] = longest_first(items, load_durations())
+    """Put the longest groups first, in each worker; there xdist keeps `--dist loadgroup` as `loadgroup`."""
+    if config.getoption("loadgroup", default=False):
+        items[:] = longest_first(items, load_durations())
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each group to one worker, in the order of the groups."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # noqa: PLC0415 a run without workers has no need of it
+
+    class ByResource(LoadScopeScheduling):
+        """The scheduler of `loadgroup` reads marks from node ids, which pytest 9 does not let it write."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return resource_group(nodeid)
+
+    return ByResource(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

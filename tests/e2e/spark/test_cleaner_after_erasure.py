@@ -5,24 +5,21 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
-import pytest_asyncio
+import pytest
 
 from tests.e2e.archives import archived_manifest, base_of_active, closed_segments, read_records, segment_keys
-from tests.e2e.cleaned_topics import EAGER_CLEANER, cleaned_to, create, let_cleaner_at
+from tests.e2e.cleaned_topics import cleaned_to, create, let_cleaner_at
 from tests.e2e.conftest import BUCKET
 from tests.e2e.sample_topics import consumed
 from tests.e2e.spark.keyed_topics import SECRET, assert_sound, config_of
 from tests.support.daemon import kafka_config, running_daemon, write_config
-from tests.support.kafka import KafkaCluster
 from tieringd.spark.jobs.erase import erase
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def cleaning(tmp_path_factory):
+@pytest.fixture
+def cleaning(behind):
     """Give a broker whose cleaner looks every moment."""
-    cluster = await KafkaCluster.start(tmp_path_factory.mktemp("cleaning"), properties=EAGER_CLEANER)
-    yield cluster
-    await cluster.stop()
+    return behind.cluster
 
 
 async def write(cluster, topic, numbers):

@@ -1,0 +1,84 @@
+"""How tests are given to workers: a file, or the files that share a dear resource, belong to one of them."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.support.suite_report import resource_group
+
+ROOT = Path(__file__).parents[2]
+BROKERS = ("tests/e2e/test_cluster_storm.py", "tests/integration/test_kafka_replicas.py")
+PLAIN = ("tests/unit/test_one.py", "tests/unit/test_two.py", "tests/unit/test_three.py")
+FILE = """
+import os
+from pathlib import Path
+
+import pytest
+
+@pytest.fixture
+def {fixture}():
+    pass
+
+@pytest.mark.parametrize("number", range(8))
+def test_it({fixture}, number):
+    with Path({log!r}).open("a") as log:
+        log.write({name!r} + " " + os.environ["PYTEST_XDIST_WORKER"] + "\\n")
+"""
+
+
+@pytest.fixture
+def run_suite(tmp_path):
+    """Give a function that writes test files, by the fixture that they use, and runs them on two workers."""
+
+    def run(fixtures):
+        for name, fixture in fixtures.items():
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(FILE.format(name=name, fixture=fixture, log=str(tmp_path / "log")))
+        return subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "--numprocesses", "2", "--dist", "loadgroup"),
+                *("--no-loadscope-reorder", "-p", "tests.support.suite_report", "-p", "no:cacheprovider"),
+                *("--import-mode=importlib", "--rootdir", str(tmp_path), str(tmp_path)),
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_tests_of_a_file_and_of_a_resource_run_on_one_worker(run_suite, tmp_path):
+    """No file is split between two workers, and the files that share three brokers are on the same."""
+    done = run_suite(dict.fromkeys(BROKERS, "brokers") | dict.fromkeys(PLAIN, "plain"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    workers = defaultdict(set)
+    for line in (tmp_path / "log").read_text().splitlines():
+        file, worker = line.split()
+        workers[file].add(worker)
+    assert workers.keys() == {*BROKERS, *PLAIN}
+    assert {len(each) for each in workers.values()} == {1}
+    assert workers[BROKERS[0]] == workers[BROKERS[1]]
+    assert set.union(*workers.values()) == {"gw0", "gw1"}
+
+
+def test_tests_that_use_the_three_brokers_are_listed():
+    """One that is not would start a second cluster on another worker."""
+    paths = [*ROOT.glob("tests/e2e/**/test_*.py"), *ROOT.glob("tests/integration/test_*.py")]
+    found = {
+        f"{path.relative_to(ROOT)}::{node.name}"
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_")
+        if {"brokers", "daemons_of"} & {one.arg for one in node.args.args}
+    }
+    assert found
+    assert {one for one in found if resource_group(one) != "three brokers"} == set()
