@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.components import USED
 
@@ -162,25 +163,52 @@ class SuiteReport:
         path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def resource_group(item: pytest.Item) -> str:
-    """Return what a test shares with others on one worker: a resource that is dear to start, or its file."""
-    fixtures: Any = getattr(item, "fixturenames", ())
-    if "brokers" in fixtures:
-        return "three brokers"
-    return item.nodeid.partition("::")[0]
+THREE_BROKERS: Final = (
+    "tests/e2e/test_cluster_",
+    "tests/e2e/test_recover.py::test_new_producers_with_the_ids_of_old_ones_lose_nothing_on_any_replica",
+    "tests/e2e/test_storage_commands.py::test_commands_beside_a_follower_tell_what_is_known_there",
+)
+"""How the names of the tests begin that share the cluster `brokers` of tests/e2e/conftest.py."""
+
+
+def resource_group(test: str) -> str:
+    """Return what a test shares with others on one worker: a cluster that is dear to start, or its file."""
+    return "three brokers" if test.startswith(THREE_BROKERS) else _file_of(test)
 
 
 def longest_first(items: list[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
     """Return *items* with the groups that take longest first; tests of a group keep their order."""
     groups: dict[str, list[pytest.Item]] = {}
     for item in items:
-        groups.setdefault(resource_group(item), []).append(item)
+        groups.setdefault(resource_group(item.nodeid), []).append(item)
 
     def took(group: str) -> float:
-        files = {item.nodeid.partition("::")[0] for item in groups[group]}
+        files = {_file_of(item.nodeid) for item in groups[group]}
         return sum(seconds.get(file, 0.0) for file in files)
 
     return [item for group in sorted(groups, key=took, reverse=True) for item in groups[group]]
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives a worker whole groups, in the order of collection, and the next one when it is nearly done."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return resource_group(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    """
+    Keep the tests of a group on one worker under `--dist loadgroup`.
+
+    xdist 3.8 writes groups into `Item._nodeid`, which pytest 9.2 no longer reads: its own scheduler
+    then takes each test for a group.
+    """
+    return GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -197,14 +225,14 @@ def pytest_configure(config: pytest.Config) -> None:
 _REPORT = pytest.StashKey[SuiteReport]()
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put tests that share a resource on one worker, the longest groups first."""
-    if config.getoption("dist", "no") != "loadgroup":
-        return
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(resource_group(item)))
-    items[:] = longest_first(items, load_durations())
+    """
+    Put the longest groups first.
+
+    A worker does not see `--dist loadgroup`: xdist sets `dist` to "no" there, and `loadgroup` to true.
+    """
+    if config.getoption("loadgroup", False):
+        items[:] = longest_first(items, load_durations())
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
