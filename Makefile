@@ -6,6 +6,8 @@ BROKER ?= none
 BENCH ?= upload
 WORKERS ?= 2
 BIN := .venv/bin
+# With it set, as in many images, each process that the tests start compiles all of tieringd anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install install-dev kafka azurite promtool dashboards class-data demo components test durations quick affected sim hypothesis soak nightly coverage-map figures check format bench clean
 

@@ -14,6 +14,9 @@ all stores: only the error documents differ.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import termios
+from array import array
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 _CHUNK = 64 << 10
 _LARGEST_HEAD = 1 << 20
+_TURNS_TO_READ = 5
+"""Of the loop: one hears that bytes are there, the next ones hand them to the request."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,9 @@ class FaultProxy:
         self.exchanges: list[ProxiedExchange] = []
         self.stalled = asyncio.Event()
         """Set when an exchange has come to its stall or delay."""
+        self.on_stall: Callable[[], None] | None = None
+        """Called then, once the client has what was sent before, and no other exchange moves."""
+        self._moving = 0
 
     def spoil(
         self,
@@ -163,8 +171,12 @@ class FaultProxy:
             exchange = ProxiedExchange(method, target, headers)
             exchange.fault = self._fault_for(exchange)
             self.exchanges.append(exchange)
-            if not await self._exchange(exchange, head, client, to_client):
-                return
+            self._moving += 1
+            try:
+                if not await self._exchange(exchange, head, client, to_client):
+                    return
+            finally:
+                self._moving -= 1
 
     async def _exchange(
         self,
@@ -253,7 +265,25 @@ class FaultProxy:
 
     async def _stall(self, to_client: asyncio.StreamWriter) -> None:
         self.stalled.set()
-        await to_client.wait_closed()
+        self._moving -= 1
+        try:
+            if self.on_stall is not None:
+                await self._silence(to_client)
+                self.on_stall()
+            await to_client.wait_closed()
+        finally:
+            self._moving += 1
+
+    async def _silence(self, to_client: asyncio.StreamWriter) -> None:
+        """Wait until a client on this loop has read all that was written, and only stalls are left."""
+        connection = to_client.transport.get_extra_info("socket")
+        unsent = array("i", [0])
+        turns = 0
+        while turns < _TURNS_TO_READ and not to_client.transport.is_closing():
+            fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, unsent)
+            is_moving = unsent[0] or to_client.transport.get_write_buffer_size() or self._moving
+            turns = 0 if is_moving else turns + 1
+            await asyncio.sleep(0.001 if is_moving else 0)
 
 
 @asynccontextmanager

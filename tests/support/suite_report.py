@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.components import USED
 
@@ -195,10 +196,32 @@ def longest_first(items: list[pytest.Item], seconds: Mapping[str, float]) -> lis
         groups.setdefault(resource_group(item.nodeid), []).append(item)
 
     def took(group: str) -> float:
-        files = {item.nodeid.partition("::")[0] for item in groups[group]}
+        files = {_file_of(item.nodeid) for item in groups[group]}
         return sum(seconds.get(file, 0.0) for file in files)
 
     return [item for group in sorted(groups, key=took, reverse=True) for item in groups[group]]
+
+
+def _file_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives a worker whole groups, in the order of collection, and the next one when it is nearly done."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return resource_group(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    """
+    Keep the tests of a group on one worker under `--dist loadgroup`.
+
+    xdist 3.8 writes groups into `Item._nodeid`, which pytest 9.2 no longer reads: its own scheduler
+    then takes each test for a group.
+    """
+    return GroupScheduling(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -215,27 +238,10 @@ def pytest_configure(config: pytest.Config) -> None:
 _REPORT = pytest.StashKey[SuiteReport]()
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest groups first, in each worker; there xdist keeps `--dist loadgroup` as `loadgroup`."""
     if config.getoption("loadgroup", default=False):
         items[:] = longest_first(items, load_durations())
-
-
-@pytest.hookimpl(optionalhook=True, tryfirst=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give each group to one worker, in the order of the groups."""
-    if config.getoption("dist") != "loadgroup":
-        return None
-    from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # noqa: PLC0415 a run without workers has no need of it
-
-    class ByResource(LoadScopeScheduling):
-        """The scheduler of `loadgroup` reads marks from node ids, which pytest 9 does not let it write."""
-
-        def _split_scope(self, nodeid: str) -> str:
-            return resource_group(nodeid)
-
-    return ByResource(config, log)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
