@@ -1,5 +1,5 @@
 """One partition's log and one bucket, as the tests of services have them."""
 
-from tests.unit.services.conftest import archive, clock, metrics, store, writer
+from tests.fakes.fixtures import archive, clock, store, writer
 
-__all__ = ["archive", "clock", "metrics", "store", "writer"]
+__all__ = ["archive", "clock", "store", "writer"]

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.hydration import Host, OddStore, running
 from tests.fakes.virtual_loop import virtually
 from tests.unit.model.values import PARTITION, remote, stored
-from tests.unit.services.hydration import Host, OddStore, running
 from tieringd.archive.spillover_manifests import PART_BYTES, ROW_BYTES, SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import spillover_key

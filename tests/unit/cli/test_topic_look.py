@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.archive import archive_in, archived, archiver_of, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
-from tests.unit.services.spilling import filled, make_parts_small
+from tests.fakes.spilling import filled, make_parts_small
 from tieringd.cli.topic_look import look_with
 from tieringd.errors import BrokerUnavailable, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey

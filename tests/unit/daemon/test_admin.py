@@ -16,7 +16,7 @@ from tests.fakes.archive import archive_in, reconciler_of, tiered_config
 from tests.fakes.broker import FakeBroker, broker_unavailable
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.store import store_unavailable
-from tests.unit.services.uploads import settle
+from tests.fakes.uploads import settle
 from tieringd.config.model import AdminConfig
 from tieringd.daemon.admin import AdminPage, serving
 from tieringd.errors import ConfigError

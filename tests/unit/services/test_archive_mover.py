@@ -10,11 +10,11 @@ from crc32c import crc32c
 
 from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
+from tests.fakes.deleted_topics import NEW, OLD, THIRD, DeletedTopics
+from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
-from tests.unit.services.deleted_topics import NEW, OLD, THIRD, DeletedTopics
-from tests.unit.services.manifests import bases, stored_manifest
 from tests.unit.services.test_rewritten_segments import rewrite
 from tieringd.archive.rewriting_records import store_rewriting
 from tieringd.errors import ConfigError, CorruptDataError, FencedError, ObjectNotFound, StorageError

@@ -8,8 +8,8 @@ import pytest
 
 from tests.fakes.archive import LOOKS, archive_in, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
+from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
-from tests.unit.services.manifests import bases, stored_manifest
 from tieringd.archive.merged_objects import index_of_parts, store_merged
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archive.segment_indexes import SegmentIndexes

@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes.archive import archive_in, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
+from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
-from tests.unit.services.manifests import bases, stored_manifest
 from tieringd.errors import BrokerUnavailable, FencedError, LocalFileError, StorageUnavailable
 from tieringd.policies.upload import UploadLimits
 from tieringd.services.archiver import StepResult

@@ -8,7 +8,7 @@ import pytest
 
 from tests.builders import OLD_MESSAGE_V0, OLD_MESSAGE_V1
 from tests.fakes.archive import archiver_of, observed
-from tests.unit.services.manifests import bases, stored_manifest
+from tests.fakes.manifests import bases, stored_manifest
 from tieringd.errors import CorruptDataError
 from tieringd.services.archiver import StepResult
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.archive import archive_in, archiver_of, observed
+from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.manifests import bases, stored_manifest
 from tieringd.errors import FencedError, RetryableError, StorageUnavailable
 from tieringd.model.partition import Leadership
 from tieringd.services.change_queue import ended

@@ -9,9 +9,7 @@ import subprocess
 import pytest
 from structlog.testing import capture_logs
 
-from tests.fakes.virtual_loop import virtually
-from tests.support.small_disks import small_disk_at
-from tests.unit.services.hydration import (
+from tests.fakes.hydration import (
     CHUNK_BYTES,
     LARGE,
     PARTITION,
@@ -21,6 +19,8 @@ from tests.unit.services.hydration import (
     bytes_in,
     running,
 )
+from tests.fakes.virtual_loop import virtually
+from tests.support.small_disks import small_disk_at
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.services.cache_keeper import PAUSE_SECONDS, KeeperSettings
 

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes.archive import archive_in, archived, archiver_of, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
-from tests.unit.services.spilling import filled, make_parts_small
+from tests.fakes.spilling import filled, make_parts_small
 from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key

@@ -7,8 +7,7 @@ import os
 
 import pytest
 
-from tests.fakes.virtual_loop import virtually
-from tests.unit.services.hydration import (
+from tests.fakes.hydration import (
     BATCH_BYTES,
     CHUNK_BYTES,
     PARTITION,
@@ -20,6 +19,7 @@ from tests.unit.services.hydration import (
     flipped,
     running,
 )
+from tests.fakes.virtual_loop import virtually
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound, StorageUnavailable
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.services import chunk_download

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.fakes.hydration import PARTITION, Host, OddStore, Stored, cut, flipped, running
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.hydration import PARTITION, Host, OddStore, Stored, cut, flipped, running
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
 from tieringd.model.segment import BrokerIndexes
 from tieringd.policies.cache_trim import TrimLimits

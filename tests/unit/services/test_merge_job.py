@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from tests.fakes.archive import archive_in, values_in
+from tests.fakes.daemons import Daemon
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.daemons import Daemon
-from tests.unit.services.manifests import bases, stored_manifest
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from tests.fakes.hydration import open_files
 from tests.unit.cache.cached import a_chunk, put, started
-from tests.unit.services.hydration import open_files
 from tieringd.metrics import Metrics
 from tieringd.policies.chunk_eviction import ChunkEvictionLimits, EvictionStrategy
 from tieringd.services.open_chunks import OpenChunks

@@ -11,7 +11,7 @@ import pytest
 
 from tests.builders import batch
 from tests.fakes.archive import archived
-from tests.unit.services.hydration import PARTITION, Host, Stored, running
+from tests.fakes.hydration import PARTITION, Host, Stored, running
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key

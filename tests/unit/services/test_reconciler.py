@@ -9,9 +9,9 @@ from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
+from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.daemons import INTERVAL_SECONDS, Daemon
 from tieringd.errors import BrokerDenied
 from tieringd.formats.object_keys import TopicKey
 from tieringd.model.partition import Leadership

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.fakes.daemons import Daemon
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.daemons import Daemon
 from tieringd.errors import BrokerDenied
 from tieringd.services.reconciler import PIN_UNKNOWN_AFTER_SECONDS
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.archive import archive_in, archived
+from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
-from tests.unit.services.manifests import stored_manifest
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
 from tieringd.model.spilling import part_to_spill, spilled

@@ -14,10 +14,10 @@ import pytest
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, archived, values_in
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tests.unit.model.values import remote, stored
-from tests.unit.services.manifests import stored_manifest
 from tieringd.archive.archive_reader import floor_position
 from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound, StorageUnavailable
 from tieringd.formats.checkpoints import parse_epoch_checkpoint

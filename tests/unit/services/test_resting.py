@@ -11,9 +11,9 @@ from unittest.mock import patch
 import pytest
 
 from tests.fakes.archive import archive_in
+from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.manifests import stored_manifest
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.upload import UploadLimits
 from tieringd.services.archiver import Archiver

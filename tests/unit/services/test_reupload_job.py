@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes.archive import Clock, archive_in, archived, observed, values_in
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
-from tests.unit.services.manifests import stored_manifest
 from tests.unit.services.test_rewritten_segments import rewrite
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.metrics import Metrics

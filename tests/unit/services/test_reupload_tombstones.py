@@ -9,8 +9,8 @@ from tests.builders import batch
 from tests.fakes.archive import LOOKS, archive_in, archived, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.manifests import stored_manifest
 from tests.golden.make_own_golden import HISTORY_LINK
-from tests.unit.services.manifests import stored_manifest
 from tests.unit.services.test_compacted_reuploader import NEVER_TRIMMED, Reuploading
 from tieringd.archive.archive_reader import Batch
 from tieringd.archive.rewriting_records import load_rewriting

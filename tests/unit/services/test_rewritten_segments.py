@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from tests.fakes.archive import archive_in, archived, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
-from tests.unit.services.manifests import bases, stored_manifest
+from tests.fakes.manifests import bases, stored_manifest
 from tests.unit.services.test_compacted_reuploader import Reuploading
 from tests.unit.services.test_segment_merger import Merging
 from tieringd.archive.segment_rewriter import SegmentRewriter

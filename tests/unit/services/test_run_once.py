@@ -8,9 +8,9 @@ import pytest
 
 from tests.fakes.archive import archive_in, archiver_of, observed
 from tests.fakes.broker import broker_unavailable
+from tests.fakes.daemons import Daemon
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.daemons import Daemon
 from tieringd.errors import BrokerUnavailable, LocalFileError
 from tieringd.model.partition import Leadership
 from tieringd.services.reconciler import PartitionStatus

@@ -10,8 +10,8 @@ from tests.fakes.archive import Clock, archive_in, archived, archiver_of, observ
 from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
-from tests.unit.services.manifests import bases, stored_manifest
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.errors import FencedError, StorageDenied, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from tests.fakes.daemons import Daemon
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.daemons import Daemon
 from tieringd.policies.disk_areas import DirectoryUse
 from tieringd.policies.space_plan import Phase
 from tieringd.services.space_facts import FOLLOWED, NOT_TIERED

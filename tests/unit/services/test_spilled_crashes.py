@@ -10,8 +10,8 @@ import pytest
 from tests.fakes.archive import Clock, archive_in, archiver_of, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
-from tests.unit.services.manifests import stored_manifest
-from tests.unit.services.spilling import (
+from tests.fakes.manifests import stored_manifest
+from tests.fakes.spilling import (
     MINUTE_MS,
     PACE,
     Crash,

@@ -11,10 +11,10 @@ from crc32c import crc32c as crc32c_of
 
 from tests.fakes.archive import archive_in, archived, archiver_of, observed, values_in, written_below
 from tests.fakes.broker import FakeBroker
+from tests.fakes.hydration import Host, running
 from tests.fakes.log_writer import LogWriter
-from tests.unit.services.hydration import Host, running
-from tests.unit.services.manifests import bases, stored_manifest
-from tests.unit.services.spilling import (
+from tests.fakes.manifests import bases, stored_manifest
+from tests.fakes.spilling import (
     MINUTE_MS,
     PACE,
     data_keys,

@@ -11,11 +11,7 @@ import pytest
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import Clock, archive_in, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
-from tests.fakes.log_writer import CLUSTER
-from tests.fakes.store import store_unavailable
-from tests.fakes.virtual_loop import run_virtual
-from tests.fakes.wire import CrashingWire
-from tests.unit.services.deleted_topics import (
+from tests.fakes.deleted_topics import (
     GRACE_MS,
     NEW,
     NEW_ID,
@@ -25,6 +21,10 @@ from tests.unit.services.deleted_topics import (
     DeletedTopics,
     Purging,
 )
+from tests.fakes.log_writer import CLUSTER
+from tests.fakes.store import store_unavailable
+from tests.fakes.virtual_loop import run_virtual
+from tests.fakes.wire import CrashingWire
 from tieringd.archive.rewriting_records import store_rewriting
 from tieringd.errors import ConfigError, FencedError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink

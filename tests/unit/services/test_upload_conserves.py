@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from tests.fakes.host import FakeHost
-from tests.unit.services.uploads import gate_at, partition
+from tests.fakes.uploads import gate_at, partition
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
 from tieringd.services.upload_controller import UploadController
 from tieringd.services.upload_line import Urgency

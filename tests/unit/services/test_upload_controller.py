@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.fakes.host import FakeHost
-from tests.unit.services.uploads import gate_at, partition
+from tests.fakes.uploads import gate_at, partition
 from tieringd.policies.upload_contention import CPU, IO
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits, UploadPace
 from tieringd.services.upload_controller import UploadController

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.services.uploads import (
+from tests.fakes.uploads import (
     KIB,
     CountingTimers,
     Uploader,

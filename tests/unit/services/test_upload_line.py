@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.unit.services.uploads import ORDER, Uploader, gate_at, on_virtual_time, partition, settle
+from tests.fakes.uploads import ORDER, Uploader, gate_at, on_virtual_time, partition, settle
 from tieringd.policies.upload_control import WaitingPartition, upload_order
 
 pytestmark = pytest.mark.looptime

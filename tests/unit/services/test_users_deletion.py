@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.archive import LOOKS, archive_in, archiver_of, observed, values_in
+from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
-from tests.unit.services.manifests import bases, stored_manifest
 from tieringd.errors import BucketNotFound
 from tieringd.policies.local_hint import StorageMode
 from tieringd.policies.total_retention import RetentionPace, TotalRetention

@@ -17,8 +17,8 @@ from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.manifests import stored_manifest
 from tests.support.examples import examples
-from tests.unit.services.manifests import stored_manifest
 from tests.unit.spark.rewriting import Job, latest_of, records_of
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key

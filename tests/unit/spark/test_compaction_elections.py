@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.archive import Clock, archive_in, archived, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
-from tests.unit.services.manifests import stored_manifest
+from tests.fakes.manifests import stored_manifest
 from tests.unit.spark.rewriting import Job
 from tieringd.archive.retired_objects import delete_retired
 from tieringd.formats.object_keys import data_key

@@ -16,8 +16,8 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.archive import archive_in, archived
 from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.manifests import stored_manifest
 from tests.support.examples import examples
-from tests.unit.services.manifests import stored_manifest
 from tests.unit.spark.rewriting import Job, records_of
 from tests.unit.spark.test_compaction import (
     assert_sound,

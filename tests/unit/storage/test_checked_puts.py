@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import archive_in, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
+from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.trusting_store import TrustingStore
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.manifests import stored_manifest
 from tieringd.errors import (
     BucketNotFound,
     ChecksumRejected,

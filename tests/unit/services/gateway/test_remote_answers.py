@@ -13,10 +13,10 @@ import pytest
 
 from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
+from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
+from tests.fakes.hydration import Host, running
 from tests.fakes.log_writer import CLUSTER, TOPIC_ID, LogWriter
 from tests.fakes.virtual_loop import virtually
-from tests.unit.services.daemons import INTERVAL_SECONDS, Daemon
-from tests.unit.services.hydration import Host, running
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.kafka_wire.fetch_request import AskedPartition

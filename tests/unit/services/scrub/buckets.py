@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.archive import Clock, archive_in, archiver_of, observed, tiered_config
 from tests.fakes.broker import FakeBroker
-from tests.unit.services.manifests import stored_manifest
+from tests.fakes.manifests import stored_manifest
 from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.formats.object_keys import TopicKey, data_key, index_key
 from tieringd.policies.total_retention import RetentionPace

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.fakes.archive import Clock, archive_in, reconciler_of, tiered_config
 from tests.fakes.broker import FakeBroker
-from tests.unit.services.manifests import bases
+from tests.fakes.manifests import bases
 from tieringd.broker.pins import PinDirectory
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
