@@ -29,10 +29,10 @@ from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
+    from tieringd.archive.scrub.verifier import PartitionReport
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.services.verifier import PartitionReport
 
 archive_app = typer.Typer(
     help="Look at what the bucket holds, delete and move it. Needs only the bucket.", no_args_is_help=True

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from tieringd.archive.catalog import Catalog
     from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.archive.scrub.verifier import Verifier
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.services.history import History
     from tieringd.services.partition_mover import PartitionMover
-    from tieringd.services.verifier import Verifier
     from tieringd.storage.base import ObjectStore
 
 SWITCH_BELOW_BYTES = 64 << 20

@@ -13,13 +13,13 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tieringd.archive.closing import closed
 from tieringd.archive.manifest_store import EDIT_MARK
 from tieringd.errors import ConfigError, ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.formats.object_keys import data_key, index_key, rewriting_prefix, spillover_key
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.archive_takeover import fault_of_takeover
-from tieringd.services.closing import closed
 from tieringd.services.object_copier import CopySource
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.closing import closed
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
     history_link_key,
@@ -22,7 +23,6 @@ from tieringd.formats.object_keys import (
     parse_quarantined_key,
     topic_key,
 )
-from tieringd.services.closing import closed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence

@@ -16,6 +16,7 @@ from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
 from tests.unit.services.test_rewritten_segments import rewrite
+from tieringd.archive.closing import closed
 from tieringd.archive.rewriting_records import store_rewriting
 from tieringd.errors import ConfigError, CorruptDataError, FencedError, ObjectNotFound, StorageError
 from tieringd.formats.history_link import HistoryLink
@@ -33,7 +34,6 @@ from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import moved_away
 from tieringd.services.archive_mover import ArchiveMover, Site
-from tieringd.services.closing import closed
 from tieringd.services.object_copier import PIECE_BYTES, CopySource, ObjectCopier
 from tieringd.services.partition_mover import PartitionMover
 from tieringd.storage.memory import MemoryStore
