@@ -22,17 +22,17 @@ from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import UploadPace
 from tieringd.services.archiver import Archiver
 from tieringd.services.bookkeeper import Bookkeeper
-from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
 from tieringd.services.observation import Observation
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
 from tieringd.services.reconciler import Reconciler
-from tieringd.services.retention_manager import RetentionManager
-from tieringd.services.topic_registry import TopicRegistry
 from tieringd.services.upload_gate import UploadGate
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.resilient import ResilientStore
+from tieringd.topics.first_sight import FirstSight
+from tieringd.topics.retention_manager import RetentionManager
+from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

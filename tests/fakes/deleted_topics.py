@@ -23,8 +23,8 @@ from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.services.topic_purge import TopicPurge
 from tieringd.services.topic_purger import TopicPurger
-from tieringd.services.topic_registry import TopicRegistry
 from tieringd.storage.memory import MemoryStore
+from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ from tieringd.daemon.beside import opened_broker
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.metrics import Metrics
-from tieringd.services.retention_manager import release as release_retention
+from tieringd.topics.retention_manager import release as release_retention
 
 if TYPE_CHECKING:
     from collections.abc import Callable

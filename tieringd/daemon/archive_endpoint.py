@@ -36,8 +36,8 @@ from tieringd.services.archive_endpoint.topics import ServedTopics
 from tieringd.services.gateway.server import GatewayServer
 from tieringd.services.gateway.settings import GatewaySettings
 from tieringd.services.partition_reader import PartitionReader
-from tieringd.services.topic_registry import TopicRegistry
 from tieringd.storage.opening import bucket_name
+from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     import socket

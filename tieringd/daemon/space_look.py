@@ -20,7 +20,7 @@ from tieringd.policies.disk_areas import plan_spaces
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import Pinner
 from tieringd.services.space_manager import SpaceReport, area_settings, measured_cache, plan_for
-from tieringd.services.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from tieringd.config import Config

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tieringd.services.topic_purge import TopicPurge
 from tieringd.services.topic_purger import TopicPurger
-from tieringd.services.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from tieringd.broker.base import Broker

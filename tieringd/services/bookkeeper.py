@@ -18,11 +18,11 @@ from tieringd.errors import STORE_FAULTS, TieringError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from tieringd.services.first_sight import FirstSight
     from tieringd.services.follower import Follower
     from tieringd.services.observer import World
-    from tieringd.services.retention_manager import RetentionManager
-    from tieringd.services.topic_registry import TopicRegistry
+    from tieringd.topics.first_sight import FirstSight
+    from tieringd.topics.retention_manager import RetentionManager
+    from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tieringd.model.partition import ClusterView, Replica, TopicPartition
     from tieringd.policies.pinning import Pin
     from tieringd.services.pinner import Pinner
-    from tieringd.services.topic_registry import TopicRegistry
+    from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tieringd.metrics.archive_work import PurgeMetrics
     from tieringd.services.history import History
     from tieringd.services.topic_purger import TopicPurger
-    from tieringd.services.topic_registry import TopicRegistry
     from tieringd.storage.archive_clock import ArchiveClock
+    from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

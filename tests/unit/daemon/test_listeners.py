@@ -15,8 +15,8 @@ from tieringd.metrics import Metrics
 from tieringd.services.archive_endpoint.topics import ServedTopics
 from tieringd.services.gateway.server import GatewayServer
 from tieringd.services.gateway.settings import GatewaySettings
-from tieringd.services.topic_registry import TopicRegistry
 from tieringd.storage.memory import MemoryStore
+from tieringd.topics.topic_registry import TopicRegistry
 
 
 class FaultyServer(GatewayServer):

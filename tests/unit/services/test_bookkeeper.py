@@ -17,11 +17,11 @@ from tieringd.formats.object_keys import topic_key
 from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.model.partition import Leadership
 from tieringd.services.bookkeeper import CLEAN_UP_INTERVAL_SECONDS, Bookkeeper
-from tieringd.services.first_sight import FirstSight
 from tieringd.services.follower import Follower
 from tieringd.services.observer import Followed, World
-from tieringd.services.retention_manager import RetentionManager
-from tieringd.services.topic_registry import TopicRegistry
+from tieringd.topics.first_sight import FirstSight
+from tieringd.topics.retention_manager import RetentionManager
+from tieringd.topics.topic_registry import TopicRegistry
 
 INTERVAL_SECONDS = 10
 

@@ -24,7 +24,7 @@ from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.local_retention import LocalRetentionTarget
 from tieringd.services.observer import Observer
 from tieringd.services.pinner import PinLook, Pinner
-from tieringd.services.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from tieringd.model.local_log import LocalPartition

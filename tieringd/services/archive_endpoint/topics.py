@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.policies.served_topics import NamedTopics
-    from tieringd.services.topic_registry import TopicRegistry
+    from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.support.archive_endpoints import archive_topic
 from tieringd.errors import StorageUnavailable
 from tieringd.services.archive_endpoint.topics import ServedTopics
-from tieringd.services.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry
 
 pytestmark = pytest.mark.looptime
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tieringd.broker.base import Broker
     from tieringd.config import TopicConfig
     from tieringd.formats.object_keys import TopicKey
-    from tieringd.services.topic_registry import TopicRegistry
+    from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

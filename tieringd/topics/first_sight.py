@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tieringd.config import TopicConfig
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TieringDefaults
-    from tieringd.services.topic_registry import TopicRegistry
+    from tieringd.topics.topic_registry import TopicRegistry
 
 
 class FirstSight:

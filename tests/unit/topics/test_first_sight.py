@@ -10,8 +10,8 @@ from tests.fakes.topics import topic_config
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TieringDefaults
-from tieringd.services.first_sight import FirstSight
-from tieringd.services.topic_registry import TopicRegistry
+from tieringd.topics.first_sight import FirstSight
+from tieringd.topics.topic_registry import TopicRegistry
 
 ON = topic_config()
 OFF = topic_config(remote_write=False, remote_read=False)

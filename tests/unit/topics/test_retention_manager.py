@@ -14,9 +14,9 @@ from tests.fakes.virtual_loop import virtually
 from tieringd.errors import BrokerUnavailable
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention
-from tieringd.services.retention_manager import ORDER_WITHIN_SECONDS, RetentionManager, release
-from tieringd.services.topic_registry import TopicRegistry
 from tieringd.storage.memory import MemoryStore
+from tieringd.topics.retention_manager import ORDER_WITHIN_SECONDS, RetentionManager, release
+from tieringd.topics.topic_registry import TopicRegistry
 
 ORDERS = TopicKey("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA")
 
