@@ -81,7 +81,7 @@ BENCHMARKS: Final = {
         (
             "tieringd.daemon.gateway",
             "tieringd.services.gateway",
-            "tieringd.services.hydrator",
+            "tieringd.reading.hydrator",
             "tieringd.formats.kafka_wire",
             "tieringd.cache",
         ),

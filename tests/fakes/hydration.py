@@ -21,9 +21,9 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.policies.chunk_eviction import ChunkEvictionLimits
-from tieringd.services.cache_keeper import CacheKeeper, KeeperSettings
-from tieringd.services.hydrator import HydrationLimits, Hydrator
-from tieringd.services.open_chunks import OpenChunks
+from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings
+from tieringd.reading.hydrator import HydrationLimits, Hydrator
+from tieringd.reading.open_chunks import OpenChunks
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieringd.policies.chunk_layout import Chunk
-    from tieringd.services.hydrator import HydratedChunk
+    from tieringd.reading.hydrator import HydratedChunk
 
 PARTITION = TopicIdPartition("east", "orders", "AAAAAAAAAAAAAAAAAAAAAQ", 3)
 BATCHES = 12

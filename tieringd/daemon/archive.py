@@ -15,7 +15,7 @@ from tieringd.archive.scrub.verifier import Verifier
 from tieringd.daemon.beside import layout_of
 from tieringd.policies.upload_control import UploadPace
 from tieringd.processors import usable_processors
-from tieringd.services.history import History
+from tieringd.reading.history import History
 from tieringd.services.remote_log import RemoteLog
 from tieringd.services.upload_gate import UploadGate
 from tieringd.storage.archive_clock import ArchiveClock

@@ -23,6 +23,7 @@ from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway import ReadCache, client_tls
 from tieringd.errors import ConfigError
 from tieringd.metrics import Metrics
+from tieringd.reading.partition_reader import PartitionReader
 from tieringd.services.archive_endpoint.api import Api
 from tieringd.services.archive_endpoint.cluster import ClusterAnswers
 from tieringd.services.archive_endpoint.connection import EndpointConnection
@@ -35,7 +36,6 @@ from tieringd.services.archive_endpoint.settings import EndpointSettings
 from tieringd.services.archive_endpoint.topics import ServedTopics
 from tieringd.services.gateway.server import GatewayServer
 from tieringd.services.gateway.settings import GatewaySettings
-from tieringd.services.partition_reader import PartitionReader
 from tieringd.storage.opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tieringd.archive.scrub.verifier import Verifier
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.history import History
+    from tieringd.reading.history import History
     from tieringd.services.partition_mover import PartitionMover
     from tieringd.storage.base import ObjectStore
 

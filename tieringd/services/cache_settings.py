@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.policies.disk_areas import divide_disk
-from tieringd.services.cache_keeper import KeeperSettings
-from tieringd.services.hydrator import HydrationLimits
+from tieringd.reading.cache_keeper import KeeperSettings
+from tieringd.reading.hydrator import HydrationLimits
 from tieringd.services.space_manager import area_settings
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.compression import Codec
 from tieringd.formats.object_keys import data_key
-from tieringd.services.log_reader import LogReader
+from tieringd.reading.log_reader import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.history import History
+    from tieringd.reading.history import History
     from tieringd.services.remote_log import RemoteLog
 
 BLOCK_BYTES = 8 << 20

@@ -122,7 +122,7 @@ class Restorer:
         """
         Put a log without a record in its place, which begins where the archive ends.
 
-        What is archived is to be its history (`services.history`); the link has been stored.
+        What is archived is to be its history (`reading.history`); the link has been stored.
 
         Raises:
             ConfigError: The place is not free.

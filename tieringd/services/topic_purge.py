@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.metrics.archive_work import PurgeMetrics
-    from tieringd.services.history import History
+    from tieringd.reading.history import History
     from tieringd.services.topic_purger import TopicPurger
     from tieringd.storage.archive_clock import ArchiveClock
     from tieringd.topics.topic_registry import TopicRegistry

@@ -31,9 +31,9 @@ from tieringd.formats.object_keys import data_key, spillover_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.metrics import Metrics
 from tieringd.policies.total_retention import TotalRetention
+from tieringd.reading.cached_files import CachedFiles
+from tieringd.reading.partition_reader import PartitionReader
 from tieringd.services import archive_retention
-from tieringd.services.cached_files import CachedFiles
-from tieringd.services.partition_reader import PartitionReader
 
 
 @pytest.fixture(autouse=True)

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from tieringd.formats.kafka_wire.request_header import RequestHead
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.reading.history import History
+    from tieringd.reading.partition_reader import ArchivedBatches, PartitionReader
     from tieringd.services.archive_endpoint.partitions import ServedPartitions
     from tieringd.services.archive_endpoint.reads import PartitionRead
     from tieringd.services.archive_endpoint.settings import EndpointSettings
     from tieringd.services.archive_endpoint.topics import ServedTopics
     from tieringd.services.gateway.archive_answers import PartitionKey
     from tieringd.services.gateway.budget import ByteBudget
-    from tieringd.services.history import History
-    from tieringd.services.partition_reader import ArchivedBatches, PartitionReader
 
 log = structlog.get_logger(__name__)
 

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from tieringd.archive.record_reader import RecordReader
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.reading.history import History
     from tieringd.services.archive_endpoint.partitions import ServedPartitions
     from tieringd.services.archive_endpoint.settings import EndpointSettings
     from tieringd.services.archive_endpoint.topics import ServedTopics
-    from tieringd.services.history import History
 
 log = structlog.get_logger(__name__)
 

@@ -2,7 +2,7 @@
 The reads of one Fetch from the archive alone: some partitions at once, and none keeps the others waiting.
 
 What is late goes on into the cache, for the client's next Fetch. A restored log may go on from older
-archives (`services.history`): what comes from there is under the first leader epoch, as through a gateway.
+archives (`reading.history`): what comes from there is under the first leader epoch, as through a gateway.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.policies.history_part import part_holding
-from tieringd.services.partition_reader import HeldRead
+from tieringd.reading.partition_reader import HeldRead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.reading.history import History
+    from tieringd.reading.partition_reader import PartitionReader
     from tieringd.services.archive_endpoint.partitions import ServedPartitions
-    from tieringd.services.history import History
-    from tieringd.services.partition_reader import PartitionReader
 
 
 _HISTORY_SECONDS: Final = 0.2

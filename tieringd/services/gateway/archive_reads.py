@@ -5,7 +5,7 @@ A Fetch is answered when one partition has records. What is still being download
 the cache, for the client's next Fetch. That one waits for what was late before, for a while: where nothing is
 cached it would come too late again and again.
 
-A restored log may go on from older archives of other clusters (`services.history`), whose leader epochs say
+A restored log may go on from older archives of other clusters (`reading.history`), whose leader epochs say
 nothing to this cluster's clients: what comes from there is under the first epoch.
 """
 
@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.policies.history_part import part_holding
-from tieringd.services.partition_reader import HeldRead
+from tieringd.reading.partition_reader import HeldRead
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tieringd.model.manifest import PartitionManifest
+    from tieringd.reading.history import History
+    from tieringd.reading.partition_reader import HeldBatches, HeldGap, PartitionReader
     from tieringd.services.gateway.archive_answers import PartitionKey
     from tieringd.services.gateway.readable_partitions import ReadablePartition, ReadablePartitions
-    from tieringd.services.history import History
-    from tieringd.services.partition_reader import HeldBatches, HeldGap, PartitionReader
 
 _REMEMBERED = 4096
 _AT_ONCE = 8

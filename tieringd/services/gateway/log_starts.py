@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from tieringd.archive.record_reader import RecordReader
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
+    from tieringd.reading.history import History
     from tieringd.services.gateway.archive_answers import PartitionKey
     from tieringd.services.gateway.readable_partitions import ReadablePartition, ReadablePartitions
-    from tieringd.services.history import History
 
 log = structlog.get_logger(__name__)
 

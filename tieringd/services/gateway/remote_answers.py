@@ -41,11 +41,11 @@ if TYPE_CHECKING:
     from tieringd.archive.record_reader import RecordReader
     from tieringd.formats.kafka_wire.pieces import Piece
     from tieringd.model.manifest import PartitionManifest
+    from tieringd.reading.history import History
+    from tieringd.reading.partition_reader import ArchivedBatches, PartitionReader
     from tieringd.services.gateway.archive_answers import FetchQuestion, PartitionKey
     from tieringd.services.gateway.archive_reads import ArchiveRead
     from tieringd.services.gateway.readable_partitions import ReadablePartition, ReadablePartitions
-    from tieringd.services.history import History
-    from tieringd.services.partition_reader import ArchivedBatches, PartitionReader
 
 
 log = structlog.get_logger(__name__)

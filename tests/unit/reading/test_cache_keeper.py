@@ -22,7 +22,7 @@ from tests.fakes.hydration import (
 from tests.fakes.virtual_loop import virtually
 from tests.support.small_disks import small_disk_at
 from tieringd.policies.cache_trim import TrimLimits
-from tieringd.services.cache_keeper import PAUSE_SECONDS, KeeperSettings
+from tieringd.reading.cache_keeper import PAUSE_SECONDS, KeeperSettings
 
 MIB = 1 << 20
 

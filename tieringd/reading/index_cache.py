@@ -22,14 +22,14 @@ from tieringd.formats.cache_names import cached_name
 from tieringd.formats.object_keys import index_key
 from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.model.segment import BrokerIndexes
-from tieringd.services.cached_files import CachedFiles
+from tieringd.reading.cached_files import CachedFiles
 from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
     from tieringd.metrics import CacheMetrics
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.services.cache_keeper import CacheKeeper
+    from tieringd.reading.cache_keeper import CacheKeeper
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

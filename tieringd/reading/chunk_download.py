@@ -18,7 +18,7 @@ import structlog
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import check_batches, check_batches_in
-from tieringd.services.byte_budget import ByteBudget
+from tieringd.reading.byte_budget import ByteBudget
 from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tieringd.cache.part_file import PartFile
     from tieringd.metrics import CacheMetrics
     from tieringd.policies.chunk_layout import Chunk
-    from tieringd.services.cache_keeper import CacheKeeper
+    from tieringd.reading.cache_keeper import CacheKeeper
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import AbortedTransaction, SegmentIndex
     from tieringd.policies.chunk_layout import Chunk
-    from tieringd.services.hydrator import HydratedChunk, Hydrator
+    from tieringd.reading.hydrator import HydratedChunk, Hydrator
 
 
 NO_EPOCH = -1

@@ -5,7 +5,7 @@ Retention, merges and new leaders change a manifest under a reader that goes by 
 that has gone means: look at the manifest again, and go on from where the reader is. Only an object that
 the newest manifest names as well is missing.
 
-A restored log that goes on from older archives (`services.history`) is read from the oldest of them on.
+A restored log that goes on from older archives (`reading.history`) is read from the oldest of them on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tieringd.formats.records import Record
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.history import History
+    from tieringd.reading.history import History
 
 EXPIRED = "total retention has let go of them"
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tieringd.cache.part_file import PartFile
     from tieringd.metrics import CacheMetrics
     from tieringd.policies.cache_trim import CachedFile, CacheUse, TrimLimits, TrimPlan
-    from tieringd.services.open_chunks import OpenChunks
+    from tieringd.reading.open_chunks import OpenChunks
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from tests.fakes.virtual_loop import virtually
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageUnavailable
 from tieringd.model.segment import BrokerIndexes
 from tieringd.policies.cache_trim import TrimLimits
-from tieringd.services.index_cache import ENTRY_BYTES
+from tieringd.reading.index_cache import ENTRY_BYTES
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.history_part import GONE
-from tieringd.services.history import FORGOTTEN_AFTER_MS, LINKS_MAX, LOOK_AGAIN_MS, History
-from tieringd.services.log_reader import LogReader
+from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, LOOK_AGAIN_MS, History
+from tieringd.reading.log_reader import LogReader
 
 IDS = [f"AAAAAAAAAAAAAAAAAAAAA{letter}" for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ"]
 
@@ -217,7 +217,7 @@ async def test_manifests_that_nobody_asks_for_are_forgotten(tmp_path, store, his
 
 async def test_links_of_the_topics_asked_for_last_are_kept(writer, history, monkeypatch):
     """A process that lives through many topics remembers some of them."""
-    monkeypatch.setattr("tieringd.services.history.LINKS_KEPT_MAX", 3)
+    monkeypatch.setattr("tieringd.reading.history.LINKS_KEPT_MAX", 3)
     for number in range(9):
         await history.parts(replace(writer.identified, topic=f"topic-{number}"), start_offset=5)
     assert [key.topic for key in history._links] == ["topic-6", "topic-7", "topic-8"]

@@ -18,7 +18,7 @@ from tieringd.storage.blocking import in_thread
 if TYPE_CHECKING:
     from tieringd.cache.directory import CacheDirectory
     from tieringd.cache.part_file import PartFile
-    from tieringd.services.cache_keeper import CacheKeeper
+    from tieringd.reading.cache_keeper import CacheKeeper
 
 log = structlog.get_logger(__name__)
 

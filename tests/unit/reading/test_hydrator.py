@@ -22,9 +22,9 @@ from tests.fakes.hydration import (
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound, StorageUnavailable
 from tieringd.policies.cache_trim import TrimLimits
-from tieringd.services import chunk_download
-from tieringd.services import hydrator as hydrator_module
-from tieringd.services.chunk_download import DownloadLimits
+from tieringd.reading import chunk_download
+from tieringd.reading import hydrator as hydrator_module
+from tieringd.reading.chunk_download import DownloadLimits
 
 NOTHING = TrimLimits(size_bytes=0, objects=1000)
 

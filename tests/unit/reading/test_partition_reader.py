@@ -19,9 +19,9 @@ from tieringd.formats.record_batch import check_crc, parse_header
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.cache_trim import TrimLimits
-from tieringd.services import partition_reader
-from tieringd.services.chunk_download import DownloadLimits
-from tieringd.services.partition_reader import NO_BATCH, PartitionReader, under_first_epoch
+from tieringd.reading import partition_reader
+from tieringd.reading.chunk_download import DownloadLimits
+from tieringd.reading.partition_reader import NO_BATCH, PartitionReader, under_first_epoch
 from tieringd.storage.memory import MemoryStore
 
 CACHED = TrimLimits(size_bytes=1 << 30, objects=1000)

@@ -29,8 +29,8 @@ from tieringd.formats.cache_names import chunk_name
 from tieringd.formats.object_keys import data_key
 from tieringd.policies.chunk_layout import plan_chunks
 from tieringd.policies.read_sequences import ReadSequences
-from tieringd.services.chunk_download import ChunkDownloader, DownloadLimits, check_file
-from tieringd.services.index_cache import IndexCache
+from tieringd.reading.chunk_download import ChunkDownloader, DownloadLimits, check_file
+from tieringd.reading.index_cache import IndexCache
 from tieringd.storage.base import FileSlice
 from tieringd.storage.blocking import in_thread, in_thread_or
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.policies.chunk_layout import Chunk, ChunkLayout
-    from tieringd.services.cache_keeper import CacheKeeper
-    from tieringd.services.open_chunks import OpenEntry
+    from tieringd.reading.cache_keeper import CacheKeeper
+    from tieringd.reading.open_chunks import OpenEntry
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
