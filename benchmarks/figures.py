@@ -62,15 +62,15 @@ class Benchmark:
 
 
 BENCHMARKS: Final = {
-    "upload": Benchmark(("tieringd.daemon.archive", "tieringd.services.uploader"), 3),
+    "upload": Benchmark(("tieringd.daemon.archive", "tieringd.archiving.uploader"), 3),
     "partitions": Benchmark(
-        ("tieringd.daemon.assembly", "tieringd.services.reconciler", "tieringd.broker.watch"), 1.5
+        ("tieringd.daemon.assembly", "tieringd.archiving.reconciler", "tieringd.broker.watch"), 1.5
     ),
     "backlog": Benchmark(
         (
             "tieringd.daemon.assembly",
-            "tieringd.services.archiver",
-            "tieringd.services.upload_controller",
+            "tieringd.archiving.archiver",
+            "tieringd.archiving.upload_controller",
             "tieringd.storage.s3",
         ),
         1.5,

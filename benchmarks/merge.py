@@ -29,6 +29,7 @@ from benchmarks.harness import machine, write_json
 from tests.support.seaweedfs import running_seaweedfs
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archiving.claim import Claim
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.metrics import Metrics
@@ -36,7 +37,6 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import IndexEntry, RemoteSegment, SegmentIndex
 from tieringd.policies.segment_merge import MergeLimits
-from tieringd.services.claim import Claim
 from tieringd.services.segment_merger import SegmentMerger
 from tieringd.storage.base import JoiningStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from benchmarks.sink import Endpoint
+    from tieringd.archiving.remote_log import CopiedSegment
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
-    from tieringd.services.remote_log import CopiedSegment
 
 _ACCESS_KEY, _SECRET_KEY, _REGION = "benchmark", "benchmark-secret", "us-east-1"
 

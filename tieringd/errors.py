@@ -149,7 +149,7 @@ class RivalWriter(FencedError):
     Another process has committed to the manifest under the same leader epoch.
 
     One such commit may be the last request of a process that has ended, on its way until now. A second one
-    is of a process that lives: see `services.claim`. *writer_id* and *commit_number* tell commits apart.
+    is of a process that lives: see `archiving.claim`. *writer_id* and *commit_number* tell commits apart.
     """
 
     def __init__(

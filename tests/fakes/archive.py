@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any
 from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
 from tests.fakes.topics import topic_config
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.bookkeeper import Bookkeeper
+from tieringd.archiving.follower import Follower
+from tieringd.archiving.observation import Observation
+from tieringd.archiving.observer import Observer
+from tieringd.archiving.pinner import Pinner
+from tieringd.archiving.reconciler import Reconciler
+from tieringd.archiving.upload_gate import UploadGate
 from tieringd.broker.layout import KafkaLayout
 from tieringd.config import parse_config
 from tieringd.daemon.archive import Archive, archive_on
@@ -20,14 +28,6 @@ from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import UploadPace
-from tieringd.services.archiver import Archiver
-from tieringd.services.bookkeeper import Bookkeeper
-from tieringd.services.follower import Follower
-from tieringd.services.observation import Observation
-from tieringd.services.observer import Observer
-from tieringd.services.pinner import Pinner
-from tieringd.services.reconciler import Reconciler
-from tieringd.services.upload_gate import UploadGate
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.resilient import ResilientStore
 from tieringd.topics.first_sight import FirstSight

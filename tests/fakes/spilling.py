@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import pytest
 
     from tests.fakes.log_writer import LogWriter
-    from tieringd.services.archiver import Archiver
-    from tieringd.services.observation import Observation
+    from tieringd.archiving.archiver import Archiver
+    from tieringd.archiving.observation import Observation
 
 MINUTE_MS = 60_000
 PACE = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=10 * MINUTE_MS)

@@ -7,10 +7,10 @@ import asyncio
 import looptime
 import pytest
 
+from tieringd.archiving.upload_gate import UploadGate
+from tieringd.archiving.upload_line import Urgency
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import OrderLimits, UploadPace
-from tieringd.services.upload_gate import UploadGate
-from tieringd.services.upload_line import Urgency
 
 KIB = 1024
 ORDER = OrderLimits(near_loss_seconds=100, last_moment_seconds=10, fair_turn_every=4)

@@ -11,11 +11,11 @@ from tests.fakes.host import FakeHost
 from tests.fakes.store import DistantStore
 from tests.simulation.cluster_broker import ClusterBroker
 from tests.simulation.faults import ClusterWire
+from tieringd.archiving.reconciler import PIN_UNKNOWN_AFTER_SECONDS
+from tieringd.archiving.upload_controller import UploadController
 from tieringd.broker.pins import PinDirectory
 from tieringd.metrics import Metrics
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
-from tieringd.services.reconciler import PIN_UNKNOWN_AFTER_SECONDS
-from tieringd.services.upload_controller import UploadController
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from tieringd.storage.memory import MemoryStore
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieringd.archiving.reconciler import Reconciler
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.services.reconciler import Reconciler
 
 pytestmark = pytest.mark.usefixtures("quiet")
 ROUND_SECONDS = 3

@@ -198,12 +198,12 @@ GRAPH = {
     "tests.support.daemon": {"tests.support.warm_start", "tieringd.__main__"},
     "tests.support.warm_start": {"tieringd.cli"},
     "tieringd.cli": {"tieringd.__main__"},
-    "tieringd.__main__": {"tieringd.storage.s3", "tieringd.services.rounds", "tieringd.policies.space"},
-    "tieringd.services.rounds": {"tieringd.policies.upload"},
+    "tieringd.__main__": {"tieringd.storage.s3", "tieringd.archiving.rounds", "tieringd.policies.space"},
+    "tieringd.archiving.rounds": {"tieringd.policies.upload"},
 }
 KNOWN = {
     "upload": Benchmark((), 1),
-    "partitions": Benchmark(("tieringd.services",), 1),
+    "partitions": Benchmark(("tieringd.archiving",), 1),
     "space": Benchmark((), 1),
 }
 
@@ -214,7 +214,7 @@ KNOWN = {
         ("tieringd/storage/s3.py", {"upload"}),
         ("tieringd/policies/space.py", {"space"}),
         ("tieringd/policies/upload.py", {"partitions"}),  # Imported by a package that the table names.
-        ("tieringd/services/new.py", {"partitions"}),  # Lies in such a package.
+        ("tieringd/archiving/new.py", {"partitions"}),  # Lies in such a package.
         ("tests/support/daemon.py", {"partitions"}),
         ("benchmarks/space.py", {"space"}),
         ("pyproject.toml", {"upload", "partitions", "space"}),

@@ -15,7 +15,7 @@ from tieringd.daemon.app import run_daemon, run_once
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from tieringd.services.reconciler import PassResult
+    from tieringd.archiving.reconciler import PassResult
 
 
 def run(

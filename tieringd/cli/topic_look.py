@@ -1,7 +1,7 @@
 """
 One look at one topic, for commands: what the broker beside us, its disk and the bucket have of it.
 
-The daemon's own look (`services.observer`) is at everything, over and over, and remembers. This one
+The daemon's own look (`archiving.observer`) is at everything, over and over, and remembers. This one
 is for a person who asks once. Nothing is changed.
 """
 

@@ -23,11 +23,11 @@ from tieringd.policies.upload_control import held_because
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from tieringd.archiving.reconciler import Reconciler
+    from tieringd.archiving.upload_gate import UploadGate
     from tieringd.config.model import AdminConfig
     from tieringd.metrics import Metrics
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.reconciler import Reconciler
-    from tieringd.services.upload_gate import UploadGate
 
 log = structlog.get_logger(__name__)
 

@@ -28,9 +28,9 @@ from tieringd.metrics import Metrics
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from tieringd.archiving.reconciler import PassResult
     from tieringd.config import Config
     from tieringd.daemon.assembly import DaemonParts
-    from tieringd.services.reconciler import PassResult
 
 log = structlog.get_logger(__name__)
 

@@ -12,12 +12,12 @@ from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
 from tieringd.archive.scrub.verifier import Verifier
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.archiving.upload_gate import UploadGate
 from tieringd.daemon.beside import layout_of
 from tieringd.policies.upload_control import UploadPace
 from tieringd.processors import usable_processors
 from tieringd.reading.history import History
-from tieringd.services.remote_log import RemoteLog
-from tieringd.services.upload_gate import UploadGate
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.opening import StoreCheck, max_connections, opened_store
 

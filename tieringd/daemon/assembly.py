@@ -18,6 +18,13 @@ from urllib.parse import quote
 
 import structlog
 
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.bookkeeper import Bookkeeper
+from tieringd.archiving.follower import Follower
+from tieringd.archiving.observer import Observer
+from tieringd.archiving.pinner import Pinner
+from tieringd.archiving.reconciler import Reconciler
+from tieringd.archiving.upload_controller import UploadController
 from tieringd.broker.host_load import HostLoadReader
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.clock import wall_clock_ms
@@ -31,13 +38,6 @@ from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
 from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
-from tieringd.services.archiver import Archiver
-from tieringd.services.bookkeeper import Bookkeeper
-from tieringd.services.follower import Follower
-from tieringd.services.observer import Observer
-from tieringd.services.pinner import Pinner
-from tieringd.services.reconciler import Reconciler
-from tieringd.services.upload_controller import UploadController
 from tieringd.storage.opening import store_limits
 from tieringd.storage.s3.store import S3Store
 from tieringd.topics.first_sight import FirstSight

@@ -19,10 +19,10 @@ from tieringd.services.space_manager import SpaceManager
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tieringd.archiving.reconciler import Reconciler
     from tieringd.broker.base import Broker
     from tieringd.config import Config
     from tieringd.metrics import Metrics
-    from tieringd.services.reconciler import Reconciler
     from tieringd.storage.archive_clock import ArchiveClock
     from tieringd.storage.base import ObjectStore
 

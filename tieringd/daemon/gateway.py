@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from tieringd.archiving.reconciler import Reconciler
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.metrics import Metrics
     from tieringd.reading.cache_keeper import KeeperSettings
-    from tieringd.services.reconciler import Reconciler
 
 
 class ReadCache:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archiving.change_queue import ended
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.daemon.topic_purging import topic_purge_job
 from tieringd.model.partition import Leadership
-from tieringd.services.change_queue import ended
 from tieringd.services.housekeeping import Housekeeping
 from tieringd.services.merge_job import MergeJob, MergePartition
 from tieringd.services.reupload_job import ArchivedPartition, CompactedReuploadJob
@@ -21,17 +21,17 @@ from tieringd.services.traffic_watch import TrafficWatch
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
+    from tieringd.archiving.archiver import Archiver
+    from tieringd.archiving.manifest_change import ManifestChange
+    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.reconciler import Reconciler
+    from tieringd.archiving.remote_log import RemoteLog
     from tieringd.broker.base import Broker
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.metrics import Metrics
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.archiver import Archiver
     from tieringd.services.housekeeping_job import HousekeepingJob
-    from tieringd.services.manifest_change import ManifestChange
-    from tieringd.services.observation import Observation
-    from tieringd.services.reconciler import Reconciler
-    from tieringd.services.remote_log import RemoteLog
     from tieringd.services.scrub.job import ScrubJob
     from tieringd.services.topic_purge import TopicPurge
     from tieringd.storage.resilient import ResilientStore

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tieringd.archive.scrub.partition_scrub import ScrubStretch
+    from tieringd.archiving.manifest_change import ManifestChange
+    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.reconciler import Reconciler
     from tieringd.broker.layout import Layout
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.metrics import Metrics
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.partition import TopicIdPartition, TopicPartition
-    from tieringd.services.manifest_change import ManifestChange
-    from tieringd.services.observation import Observation
-    from tieringd.services.reconciler import Reconciler
 
 
 def scrub_parts(

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tieringd.archiving.observer import Observer
+from tieringd.archiving.pinner import Pinner
 from tieringd.broker.disk_use import directory_uses
 from tieringd.clock import wall_clock_ms
 from tieringd.daemon.archive import opened_archive
@@ -17,17 +19,15 @@ from tieringd.daemon.beside import opened_broker
 from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
 from tieringd.policies.disk_areas import plan_spaces
-from tieringd.services.observer import Observer
-from tieringd.services.pinner import Pinner
 from tieringd.services.space_manager import SpaceReport, area_settings, measured_cache, plan_for
 from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
+    from tieringd.archiving.observer import World
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
-    from tieringd.services.observer import World
 
 _LOADS_AT_ONCE = 16
 

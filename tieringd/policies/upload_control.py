@@ -11,7 +11,7 @@ many uploads at once, and how many bytes per second. They never bound keeping up
 closed a moment ago is not braked, because holding it back saves nothing and grows the backlog. The one
 limit that holds at all times is `cloud_storage_upload_bytes_per_second`.
 
-Nothing here knows an upload. `services.upload_gate` keeps the pace and the order that are
+Nothing here knows an upload. `archiving.upload_gate` keeps the pace and the order that are
 decided here, and compares waiting partitions by this module's own keys, so there is one order.
 """
 

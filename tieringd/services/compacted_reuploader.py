@@ -48,15 +48,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archiving.claim import Claim
+    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.remote_log import RemoteLog
+    from tieringd.archiving.segment_copier import CopiedSegment
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment
     from tieringd.policies.compacted_reupload import Reupload, ReuploadPlan, RunIdentity
-    from tieringd.services.claim import Claim
-    from tieringd.services.observation import Observation
-    from tieringd.services.remote_log import RemoteLog
-    from tieringd.services.segment_copier import CopiedSegment
 
 log = structlog.get_logger(__name__)
 

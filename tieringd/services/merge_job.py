@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archiving.change_queue import ended
 from tieringd.errors import TieringError
 from tieringd.policies.segment_merge import merge_limit_offset
-from tieringd.services.change_queue import ended
 from tieringd.services.partition_passes import PartitionPasses, Share
 from tieringd.services.segment_merger import MergeChange
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from tieringd.archive.merged_objects import PreparedMerge
+    from tieringd.archiving.archiver import Archiver
+    from tieringd.archiving.observation import Observation
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.model.segment_table import SegmentTable
     from tieringd.policies.segment_merge import MergeLimits, MergePlan
-    from tieringd.services.archiver import Archiver
     from tieringd.services.housekeeping_job import JobTurn
-    from tieringd.services.observation import Observation
     from tieringd.services.segment_merger import SegmentMerger
 
 log = structlog.get_logger(__name__)

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from tieringd.archive.archive_reader import ArchiveReader
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.archive.record_reader import RecordReader
+    from tieringd.archiving.remote_log import RemoteLog
     from tieringd.formats.records import Record
     from tieringd.formats.recovery_mark import RecoveryMark
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.manifest_parts import Gap
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History
-    from tieringd.services.remote_log import RemoteLog
 
 BLOCK_BYTES = 8 << 20
 BLOCK_RECORDS = 10_000

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tieringd.archive.archive_reader import ArchiveReader
+    from tieringd.archiving.remote_log import RemoteLog
     from tieringd.broker.restored_log import RestoredLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.policies.restore import RestorePlan
-    from tieringd.services.remote_log import RemoteLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ from tieringd.services.partition_passes import PartitionPasses, Share
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from tieringd.archiving.manifest_change import ManifestChange
+    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.remote_log import RemoteLog
     from tieringd.metrics import Metrics
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
@@ -31,9 +34,6 @@ if TYPE_CHECKING:
     from tieringd.model.segment_table import SegmentTable
     from tieringd.policies.compacted_reupload import Reupload
     from tieringd.services.housekeeping_job import JobTurn
-    from tieringd.services.manifest_change import ManifestChange
-    from tieringd.services.observation import Observation
-    from tieringd.services.remote_log import RemoteLog
 
 log = structlog.get_logger(__name__)
 

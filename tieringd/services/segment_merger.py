@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.archive.merged_objects import PreparedMerge
     from tieringd.archive.object_joiner import ObjectJoiner
+    from tieringd.archiving.claim import Claim
     from tieringd.errors import TieringError
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.policies.segment_merge import MergeLimits, MergePlan, MergeRun
-    from tieringd.services.claim import Claim
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

@@ -16,11 +16,11 @@ from tieringd.policies.space_plan import SpacePartition
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.observer import Followed, World
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, TopicPartition
     from tieringd.model.segment import LocalSegment
-    from tieringd.services.observation import Observation
-    from tieringd.services.observer import Followed, World
 
 NOT_TIERED = "remote write is off for the topic: only the broker's own retention trims it"
 FOLLOWED = "another broker leads it, and trims it for all replicas"

@@ -26,14 +26,14 @@ from tieringd.services.space_facts import space_partitions
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tieringd.archiving.observer import World
+    from tieringd.archiving.reconciler import Reconciler
     from tieringd.config import Config
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, TopicPartition
     from tieringd.policies.disk_areas import DiskSpace
     from tieringd.policies.space_plan import SpacePlan
-    from tieringd.services.observer import World
-    from tieringd.services.reconciler import Reconciler
 
 log = structlog.get_logger(__name__)
 

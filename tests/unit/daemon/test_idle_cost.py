@@ -21,12 +21,12 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.virtual_loop import virtually
 from tests.support.file_calls import counted_file_calls
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.reconciler import Reconciler
 from tieringd.broker.disk_use import WHOLE_LOOK_EVERY
 from tieringd.config import parse_config
 from tieringd.daemon.housekeeping import housekeeping_of
 from tieringd.metrics import Metrics
-from tieringd.services.archiver import Archiver
-from tieringd.services.reconciler import Reconciler
 from tieringd.services.space_manager import SpaceManager
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore

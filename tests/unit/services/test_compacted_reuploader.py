@@ -14,13 +14,13 @@ from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
+from tieringd.archiving.claim import Claim
 from tieringd.errors import FencedError, LocalFileError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import CrossingTransaction, SegmentSlice
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.services.claim import Claim
 from tieringd.services.compacted_reuploader import ATTEMPTS_MAX, CompactedReuploader
 from tieringd.storage.memory import MemoryStore
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tieringd.archiving.change_feed import ChangeFeed
 from tieringd.errors import StorageUnavailable
 from tieringd.model.partition import Leadership, TopicIdPartition
-from tieringd.services.change_feed import ChangeFeed
 from tieringd.services.partition_passes import PartitionPasses, Share
 
 RESTS = Share(may_rest=True)

@@ -14,6 +14,7 @@ from tests.golden.make_own_golden import HISTORY_LINK
 from tests.unit.services.test_compacted_reuploader import NEVER_TRIMMED, Reuploading
 from tieringd.archive.archive_reader import Batch
 from tieringd.archive.rewriting_records import load_rewriting
+from tieringd.archiving.tombstone_keeper import TombstoneCut
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import Codec
 from tieringd.formats.history_link import encode_history_link
@@ -22,7 +23,6 @@ from tieringd.formats.record_batch import NewRecord, encode_batch, parse_header
 from tieringd.formats.records import iter_records
 from tieringd.model.manifest_parts import Unsettled
 from tieringd.model.rewriting import RewritingKind
-from tieringd.services.tombstone_keeper import TombstoneCut
 from tieringd.storage.memory import MemoryStore
 
 

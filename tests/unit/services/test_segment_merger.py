@@ -13,13 +13,13 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archiving.claim import Claim
 from tieringd.errors import FencedError, StorageDenied, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.services.claim import Claim
 from tieringd.services.segment_merger import ATTEMPTS_MAX, SegmentMerger
 from tieringd.storage.memory import MemoryStore
 

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+    from tieringd.archiving.observer import World
+    from tieringd.archiving.reconciler import Reconciler
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, LogBounds
     from tieringd.policies.pinning import Pin
-    from tieringd.services.observer import World
-    from tieringd.services.reconciler import Reconciler
 
 FRESH_SECONDS = 1.0
 """How old a manifest may be that is not an archiver's."""

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
     from tieringd.archive.archive_reader import ArchiveReader
     from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.archiving.manifest_change import ManifestChange
     from tieringd.broker.layout import Layout
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.policies.scrub import Finding
-    from tieringd.services.manifest_change import ManifestChange
     from tieringd.services.scrub.object_quarantine import ObjectQuarantine
     from tieringd.storage.base import ObjectStore
 

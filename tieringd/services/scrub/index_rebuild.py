@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.archive.scrub.data_index import DataIndexer, is_index_of
+from tieringd.archiving.segment_copier import local_index
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.model.reindexing import reindexed
 from tieringd.model.segment import SegmentSlice
-from tieringd.services.segment_copier import local_index
 from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from tieringd.archive.archive_reader import ArchiveReader
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.archive.spillover_manifests import SpilloverManifests
+    from tieringd.archiving.claim import Claim
     from tieringd.broker.layout import Layout
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
-    from tieringd.services.claim import Claim
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

@@ -1,0 +1,200 @@
+"""What an archiver can not copy: corrupt segments, offsets that are gone, formats of old."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.builders import OLD_MESSAGE_V0, OLD_MESSAGE_V1
+from tests.fakes.archive import archiver_of, observed
+from tests.fakes.manifests import bases, stored_manifest
+from tieringd.archiving.archiver import StepResult
+from tieringd.errors import CorruptDataError
+
+
+@pytest.fixture
+def archiver(writer, archive, broker, metrics, clock):
+    return archiver_of(writer, archive, broker, metrics=metrics, now_ms=clock)
+
+
+def value_of(metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+async def test_corrupt_segment_is_quarantined(writer, archiver, store, broker, metrics):
+    """A corrupt segment is neither uploaded nor skipped, and the fault names its file."""
+    good, bad = writer.closed_segment(), writer.closed_segment()
+    writer.closed_segment()
+    writer.flip_byte(bad)
+
+    result = await archiver.step(observed(writer, target_bytes=0))
+
+    assert result.uploaded == 1
+    assert str(writer.log_path(bad)) in result.fault
+    assert result.fault == archiver.quarantine_fault
+    assert bases(store, writer) == [good]
+    assert broker.trims == []
+    failures = value_of(
+        metrics, "tieringd_upload_failures_total", topic="orders", error=CorruptDataError.__name__
+    )
+    assert failures == 1
+
+
+async def test_quarantined_segment_is_not_read_again(writer, archiver, store):
+    """While its bytes are the same, a corrupt segment costs nothing more."""
+    bad = writer.closed_segment()
+    writer.closed_segment()
+    writer.flip_byte(bad)
+    await archiver.step(observed(writer))
+    store.requests.clear()
+
+    result = await archiver.step(observed(writer))
+
+    assert result.fault
+    assert result.uploaded == 0
+    assert not [key for operation, key in store.requests if operation == "put"]
+
+
+async def test_quarantine_is_lifted_when_the_bytes_change(writer, archiver, store):
+    """A segment that was mended is uploaded, and all that waited behind it."""
+    bad, behind = writer.closed_segment(), writer.closed_segment()
+    writer.flip_byte(bad)
+    await archiver.step(observed(writer))
+
+    writer.flip_byte(bad)
+    result = await archiver.step(observed(writer))
+
+    assert (result.uploaded, result.fault) == (2, "")
+    assert bases(store, writer) == [bad, behind]
+
+
+async def test_quarantine_is_lifted_when_the_segment_is_gone(writer, archiver, store):
+    """A corrupt segment that the broker deleted becomes a gap, and the rest goes on."""
+    good, bad, behind = writer.closed_segment(), writer.closed_segment(), writer.closed_segment()
+    writer.flip_byte(bad)
+    await archiver.step(observed(writer))
+
+    writer.drop_head()
+    writer.drop_head()
+    assert (await archiver.step(observed(writer))).gaps == 0
+    result = await archiver.step(observed(writer))
+
+    assert (result.gaps, result.uploaded, result.fault) == (1, 1, "")
+    assert bases(store, writer) == [good, behind]
+
+
+async def test_gap_is_recorded_after_two_looks(writer, archiver, store, metrics):
+    """Offsets that left the disk uncopied are recorded at the second look, not at the first."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    lost, kept = writer.closed_segment(), writer.closed_segment()
+    writer.drop_head()
+    writer.drop_head()
+
+    first = await archiver.step(observed(writer))
+    assert first == StepResult(pending_segments=1, needs_another_look=True)
+    assert stored_manifest(store, writer).gaps == ()
+
+    result = await archiver.step(observed(writer))
+    assert (result.gaps, result.uploaded) == (1, 1)
+    (gap,) = stored_manifest(store, writer).gaps
+    assert (gap.base_offset, gap.next_offset) == (lost, kept)
+    assert "removed" in gap.reason
+    assert value_of(metrics, "tieringd_archive_gaps_total", topic="orders") == 1
+    assert value_of(metrics, "tieringd_archive_gap_offsets", topic="orders", partition="0") == kept - lost
+
+
+async def test_gap_that_moved_is_looked_at_twice_again(writer, archiver, store):
+    """When more is missing at the second look, there has to be a third."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    for _ in range(3):
+        writer.closed_segment()
+    writer.drop_head()
+    writer.drop_head()
+    await archiver.step(observed(writer))
+    writer.drop_head()
+
+    assert (await archiver.step(observed(writer))).gaps == 0
+    assert (await archiver.step(observed(writer))).gaps == 1
+
+
+async def test_one_look_never_counts_as_two(writer, archiver, store):
+    """An archiver steps again on one look when a change is offered; only the next look tells more."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    hidden = writer.closed_segment()
+    writer.closed_segment()
+    whole = observed(writer)
+    first, *rest = (one for one in whole.log.segments if one.base_offset != hidden)
+    holed = replace(observed(writer), log=replace(whole.log, segments=tuple(rest)))
+    assert first.base_offset == 0
+    for _ in range(3):
+        assert await archiver.step(holed) == StepResult(pending_segments=1, needs_another_look=True)
+    while (await archiver.step(observed(writer))).uploaded:
+        pass
+    manifest = stored_manifest(store, writer)
+    assert (manifest.gaps, manifest.next_offset) == ((), writer.bases[-1])
+
+
+async def test_gap_that_closed_is_forgotten(writer, archiver, store, tmp_path):
+    """Files that are back at the second look are uploaded, and no gap is recorded."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    hidden = writer.closed_segment()
+    writer.closed_segment()
+    seen_whole = observed(writer)
+    writer.log_path(0).unlink()
+    writer.log_path(hidden).rename(tmp_path / "hidden")
+    assert (await archiver.step(observed(writer))).gaps == 0
+
+    (tmp_path / "hidden").rename(writer.log_path(hidden))
+    result = await archiver.step(observed(writer))
+
+    assert (result.gaps, result.uploaded) == (0, 2)
+    assert seen_whole.log.segments[1:] == observed(writer).log.segments
+
+
+async def test_gap_waits_for_data_that_follows(writer, archiver, store):
+    """When all that is left is not eligible, nothing is recorded yet."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    writer.closed_segment()
+    writer.drop_head()
+    writer.drop_head()
+
+    for _ in range(3):
+        assert await archiver.step(observed(writer)) == StepResult()
+    assert stored_manifest(store, writer).gaps == ()
+
+
+@pytest.mark.parametrize("old", [OLD_MESSAGE_V0, OLD_MESSAGE_V1], ids=["v0", "v1"])
+async def test_old_message_format_is_a_gap_and_not_a_fault(writer, archiver, store, old):
+    """A segment of the formats before batches can never be copied: it is recorded and passed."""
+    good = writer.closed_segment()
+    passed = writer.closed_segment()
+    writer.closed_segment()
+    writer.log_path(passed).write_bytes(old)
+
+    result = await archiver.step(observed(writer))
+    assert (result.uploaded, result.gaps, result.fault) == (1, 1, "")
+    assert (await archiver.step(observed(writer))).uploaded == 1
+
+    manifest = stored_manifest(store, writer)
+    (gap,) = manifest.gaps
+    assert gap.base_offset == passed
+    assert "v0/v1" in gap.reason
+    assert bases(store, writer) == [good, gap.next_offset]
+
+
+async def test_old_message_format_in_the_first_segment_begins_the_archive(writer, archiver, store):
+    """An archive may begin with a gap."""
+    writer.closed_segment()
+    writer.log_path(0).write_bytes(OLD_MESSAGE_V0)
+
+    await archiver.step(observed(writer))
+
+    manifest = stored_manifest(store, writer)
+    assert (manifest.start_offset, len(manifest.gaps), len(manifest.segments)) == (0, 1, 0)
+    assert not manifest.faults()

@@ -1,0 +1,113 @@
+"""An archiver whose broker has deleted the log's head: what pins hold is archived as if it were there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.fakes.archive import archived, archiver_of, observed, values_in, written_below
+from tieringd.broker.pins import PinDirectory
+from tieringd.policies.pinning import judged
+
+if TYPE_CHECKING:
+    from tieringd.archiving.observation import Observation
+
+
+class Pinned:
+    """A log whose closed segments were pinned before the broker deleted them, and forgot their epochs."""
+
+    def __init__(self, writer, directory: PinDirectory) -> None:
+        self.writer = writer
+        self._directory = directory
+
+    def pin(self) -> None:
+        """Pin what is closed, as a round of the daemon's does."""
+        log = self.writer.local_log()
+        self._directory.note(log)
+        for segment in log.closed_segments:
+            self._directory.make(self.writer.partition, segment)
+
+    def delete(self) -> None:
+        """Delete all but the active segment, as Kafka does."""
+        while len(self.writer.bases_on_disk) > 1:
+            self.writer.drop_head()
+        newest, _ = self.writer.epochs[-1]
+        self.writer.epochs = [(newest, self.writer.log_start_offset)]
+        self.writer._write_epochs()
+
+    def observed(self) -> Observation:
+        """Return a look at both."""
+        log, pins = judged(self.writer.local_log(), self._directory.found(self.writer.partition))
+        return replace(observed(self.writer), log=log, pins=pins)
+
+
+@pytest.fixture
+def pinned(writer, tmp_path):
+    return Pinned(writer, PinDirectory(str(tmp_path / "pins")))
+
+
+async def stepped(archiver, pinned):
+    while (await archiver.step(pinned.observed())).uploaded:
+        pass
+    return archiver.manifest
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+async def test_leader_epochs_of_what_only_pins_hold_are_archived(writer, pinned, archive, broker, is_noted):
+    """The broker has forgotten them; they were noted beside the pins, and the batches tell them as well."""
+    writer.closed_segment()
+    writer.begin_epoch(2)
+    writer.closed_segment()
+    pinned.pin()
+    pinned.delete()
+    seen = pinned.observed()
+    if not is_noted:
+        seen = replace(seen, log=writer.local_log())
+    assert [each.base_offset for each in seen.uploadable.segments] == [0, 3, 6]
+
+    archiver = archiver_of(writer, archive, broker, leader_epoch=2)
+    await archiver.step(seen)
+
+    manifest = archiver.manifest
+    assert manifest.epochs == ((0, 0), (2, 3))
+    assert await values_in(archive, manifest) == written_below(writer, 6)
+
+
+async def test_pins_wait_for_the_leader_s_own_epoch(writer, pinned, archive, broker):
+    """Until it is in the history, that may be of a log which the broker, as a follower, is giving up."""
+    writer.closed_segment()
+    pinned.pin()
+    pinned.delete()
+    archiver = archiver_of(writer, archive, broker, leader_epoch=1)
+
+    result = await archiver.step(pinned.observed())
+    assert result.uploaded == 0
+    assert "ends with epoch 0" in result.waits_because
+
+    writer.begin_epoch(1)
+    manifest = await stepped(archiver, pinned)
+    assert await values_in(archive, manifest) == written_below(writer, 3)
+
+
+async def test_archive_off_the_lineage_is_found_by_the_history_of_the_pins(writer, pinned, archive, broker):
+    """What is left of the log begins after the archive's end, and says nothing of what lies before."""
+    writer.closed_segment(b"lost", b"too")
+    before = await archived(writer, archive)
+    writer.truncate(0)
+    writer.epochs = []
+    writer.begin_epoch(1)
+    writer.closed_segment(b"another leader's")
+    writer.closed_segment()
+    pinned.pin()
+    pinned.delete()
+    writer.begin_epoch(3)
+    assert writer.log_start_offset > before.next_offset
+
+    manifest = await stepped(archiver_of(writer, archive, broker, leader_epoch=3), pinned)
+
+    assert [(one.base_offset, one.last_offset) for one in manifest.replacements] == [(0, 1)]
+    assert (manifest.epochs, manifest.gaps) == (((1, 0),), ())
+    assert await values_in(archive, manifest) == written_below(writer, writer.log_start_offset)
+    assert not (await archive.verifier.verify(manifest, deep=True)).faults

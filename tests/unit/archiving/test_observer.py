@@ -1,0 +1,549 @@
+"""The observer: one look at everything, in which what could not be seen is not taken for absent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.fakes.archive import archive_in, tiered_config
+from tests.fakes.broker import FakeBroker, broker_unavailable
+from tests.fakes.log_writer import CLUSTER, LogWriter
+from tieringd.archiving.observer import Observer
+from tieringd.archiving.pinner import PinLook, Pinner
+from tieringd.broker.layout import KafkaLayout
+from tieringd.broker.pins import PinDirectory
+from tieringd.config import Config, parse_config
+from tieringd.errors import BrokerUnavailable, LocalFileError, StorageUnavailable
+from tieringd.formats.object_keys import TopicKey, topic_key
+from tieringd.formats.topic_manifest import Archiving
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.offset_translation import LOG_BEGINNING
+from tieringd.model.partition import Leadership
+from tieringd.model.topic_lifecycle import Lifecycle
+from tieringd.policies.local_retention import LocalRetentionTarget
+from tieringd.topics.topic_registry import TopicRegistry
+
+if TYPE_CHECKING:
+    from tieringd.model.local_log import LocalPartition
+
+pytestmark = pytest.mark.looptime
+INTERVAL_SECONDS = 10
+
+
+@pytest.fixture
+def log_dir(tmp_path):
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def writers(log_dir):
+    """Give three partitions of one topic, each with a closed segment."""
+    writers = [LogWriter(log_dir, "orders", number) for number in range(3)]
+    for each in writers:
+        each.closed_segment()
+    return writers
+
+
+@pytest.fixture
+def broker(writers):
+    return FakeBroker(*writers)
+
+
+class Watch:
+    """An observer with everything around it."""
+
+    def __init__(self, log_dir, store, broker, metrics, *, topics: str = "", pin_root=None) -> None:
+        self.archive = archive_in(store)
+        self.broker = broker
+        self.metrics = metrics
+        directories = {str(log_dir): PinDirectory(str(pin_root))} if pin_root else {}
+        self.pinner = Pinner(directories, budget_bytes=10**9, metrics=metrics)
+        self.registry = TopicRegistry(store, self.archive.manifests)
+        self.observer = Observer(
+            config_of(log_dir, topics),
+            broker=broker,
+            metrics=metrics,
+            pinner=self.pinner,
+            registry=self.registry,
+            manifests=self.archive.manifests,
+            layout=self.archive.layout,
+        )
+
+    async def look(self):
+        """Look with what the bucket says of topics now."""
+        await self.registry.refresh(CLUSTER)
+        return await self.observer.look()
+
+    def value(self, name: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"tieringd_{name}")
+
+    async def pause(self, key: TopicKey, archiving: Archiving = Archiving.PAUSED) -> None:
+        """Do what an operator's command does, from another process."""
+        await self.archive.manifests.change_topic(key, lambda found: replace(found, archiving=archiving))
+
+
+def config_of(log_dir, topics: str) -> Config:
+    ordinary = tiered_config(log_dir, interval_ms=INTERVAL_SECONDS * 1000)
+    if not topics:
+        return ordinary
+    text = f"""\
+broker: {{kind: none, log_dirs: [{log_dir}]}}
+state_directory: /nowhere/state
+cloud_storage_enabled: true
+cloud_storage_enable_remote_write: true
+cloud_storage_backend: file
+cloud_storage_file_root: /nowhere/archive
+cloud_storage_reconciliation_interval_ms: {INTERVAL_SECONDS * 1000}
+topics: {topics}
+"""
+    return parse_config(text, source="test", environ={})
+
+
+@pytest.fixture
+def make_watch(log_dir, store, broker, metrics):
+    def make(**options) -> Watch:
+        return Watch(log_dir, store, broker, metrics, **options)
+
+    return make
+
+
+@pytest.fixture
+def watch(make_watch):
+    return make_watch()
+
+
+def wanted(world) -> dict[str, int]:
+    """Return the epoch under which each partition is to be archived."""
+    return {str(one.partition): one.leader_epoch for one in world.wanted}
+
+
+def followed(world) -> list[str]:
+    return sorted(str(one.partition) for one in world.followed)
+
+
+async def test_look_has_an_observation_for_each_partition_that_is_led(watch, writers):
+    """Files, bounds and configuration of each, under the epoch that the cluster names."""
+    writers[1].begin_epoch(7)
+    watch.broker.epochs[writers[1].name] = 7
+    world = await watch.look()
+    assert wanted(world) == {"orders-0": 0, "orders-1": 7, "orders-2": 0}
+    seen = world.wanted[Leadership(writers[1].identified, 7)]
+    assert (seen.log, seen.bounds, seen.pins) == (writers[1].local_log(), writers[1].bounds(), ())
+    assert seen.topic.remote_write
+    assert seen.topic.local_retention_target == LocalRetentionTarget(None, None)
+    assert (world.followed, world.problems, world.unclear, world.managed) == ((), {}, frozenset(), {})
+
+
+async def test_look_follows_what_others_lead(watch, writers):
+    """A follower's log is looked at, and its bounds are nobody's business but the leader's."""
+    del watch.broker.epochs[writers[1].name]
+    watch.broker.followed[writers[1].name] = 4
+    world = await watch.look()
+    assert wanted(world) == {"orders-0": 0, "orders-2": 0}
+    (one,) = world.followed
+    assert (one.partition, one.log) == (writers[1].identified, writers[1].local_log())
+    assert watch.value("followed_partitions") == 1
+
+
+async def test_look_leaves_out_what_the_cluster_does_not_count_as_a_replica(watch, writers):
+    """A directory on its way out is neither archived nor followed, and no problem."""
+    del watch.broker.epochs[writers[1].name]
+    world = await watch.look()
+    assert wanted(world) == {"orders-0": 0, "orders-2": 0}
+    assert (world.followed, world.problems) == ((), {})
+
+
+@pytest.mark.parametrize("is_leader", [True, False])
+async def test_look_leaves_out_topics_that_are_not_archived(make_watch, broker, writers, is_leader):
+    """Neither led nor followed: what is not uploaded needs no manifest and no pins."""
+    if not is_leader:
+        broker.followed[writers[0].name] = broker.epochs.pop(writers[0].name)
+    watch = make_watch(topics="{orders: {redpanda.remote.write: false}}")
+    world = await watch.look()
+    assert (world.wanted, world.followed) == ({}, ())
+    assert watch.value("upload_share_ratio") == 0
+
+
+async def test_look_takes_topic_settings_from_the_broker(watch, writers):
+    """What is set on the broker counts, and a value that cannot be read is said once."""
+    watch.broker.configs["orders"] = {"local.retention.bytes": "77", "local.retention.ms": "soon"}
+    with capture_logs() as lines:
+        worlds = [await watch.look() for _ in range(3)]
+    for world in worlds:
+        assert {one.topic.local_retention_target for one in world.wanted.values()} == {
+            LocalRetentionTarget(None, 77)
+        }
+    faults = [line["fault"] for line in lines if line["event"] == "topic configuration ignored in part"]
+    assert faults == ["topic orders: the broker has local.retention.ms=soon, which is not a limit"]
+
+
+@pytest.mark.parametrize(("led", "share"), [((0, 1, 2), 1.0), ((0,), 1 / 3), ((), 0.0)])
+async def test_upload_share_is_the_part_of_the_topic_s_partitions_that_is_led(watch, writers, led, share):
+    """Of all partitions in the cluster, those that this broker leads."""
+    for number in {0, 1, 2} - set(led):
+        name = writers[number].name
+        watch.broker.followed[name] = watch.broker.epochs.pop(name)
+    await watch.look()
+    assert watch.value("upload_share_ratio") == pytest.approx(share)
+
+
+async def test_bounds_that_fail_leave_out_one_partition_and_do_not_stop_its_archiver(watch, writers):
+    """It is unclear and named as a problem: neither wanted, nor followed, nor gone."""
+    watch.broker.bounds_errors[writers[1].name] = BrokerUnavailable("NOT_LEADER_OR_FOLLOWER")
+    world = await watch.look()
+    assert wanted(world) == {"orders-0": 0, "orders-2": 0}
+    assert world.unclear == {writers[1].name}
+    assert world.problems == {str(writers[1].path): "NOT_LEADER_OR_FOLLOWER"}
+    assert world.followed == ()
+
+
+async def test_log_that_cannot_be_read_leaves_out_one_partition(watch, writers):
+    """A damaged checkpoint is that partition's problem, as long as it lasts."""
+    checkpoint = writers[1].path / "leader-epoch-checkpoint"
+    sound = checkpoint.read_bytes()
+    checkpoint.write_text("nonsense")
+    with capture_logs() as lines:
+        for _ in range(2):
+            world = await watch.look()
+            assert wanted(world) == {"orders-0": 0, "orders-2": 0}
+            assert world.unclear == {writers[1].name}
+            assert list(world.problems) == [str(writers[1].path)]
+            assert watch.observer.problems == world.problems
+            assert watch.value("unreadable_paths") == 1
+        checkpoint.write_bytes(sound)
+        world = await watch.look()
+    assert len(wanted(world)) == 3
+    assert (world.problems, world.unclear, watch.value("unreadable_paths")) == ({}, frozenset(), 0)
+    said = [line["event"] for line in lines if "path" in line]
+    assert said == ["left out of this round", "readable again"]
+
+
+async def test_broker_that_does_not_answer_ends_the_look(watch):
+    """Nothing is concluded from half a look."""
+    for operation in ("cluster_id", "replicas", "topic_configs", "log_bounds"):
+        watch.broker.fail_next(operation, broker_unavailable(operation))
+        with pytest.raises(BrokerUnavailable):
+            await watch.look()
+    assert len(wanted(await watch.look())) == 3
+
+
+async def test_look_that_finds_nothing_new_shows_the_same_under_another_number(watch, writers):
+    """A round sees without a comparison that nothing changed; an archiver that acts gets the new number."""
+    first, second = await watch.look(), await watch.look()
+    assert second.wanted is first.wanted
+    for leadership, seen in first.wanted.items():
+        again = second.confirmed(second.wanted[leadership])
+        assert again.shows_same(seen)
+        assert again.uploadable == seen.uploadable
+        assert (again.look, again.looked_at) == (second.look, second.looked_at)
+        assert again.look > seen.look
+    writers[0].append(b"new")
+    third = await watch.look()
+    changed = {
+        str(one.partition) for one, seen in third.wanted.items() if not seen.shows_same(first.wanted[one])
+    }
+    assert changed == {"orders-0"}
+    (again,) = (await watch.observer.look_again([str(writers[0].path)])).values()
+    assert again.look > max(seen.look for seen in third.wanted.values())
+
+
+async def test_look_has_the_pins_of_led_and_followed_partitions(make_watch, broker, writers, tmp_path):
+    """What only a pin holds can be uploaded, and what a follower holds is known to the pinner."""
+    (tmp_path / "pins").mkdir()
+    name = writers[1].name
+    broker.followed[name] = broker.epochs.pop(name)
+    watch = make_watch(pin_root=tmp_path / "pins")
+    looks = [PinLook(each.local_log(), (), None) for each in writers[:2]]
+    await watch.pinner.step(looks, is_complete=False)
+    writers[0].drop_head()
+    world = await watch.look()
+    seen = world.wanted[Leadership(writers[0].identified, 0)]
+    assert [each.base_offset for each in seen.log.segments] == [3]
+    assert [each.base_offset for each in seen.uploadable.segments] == [0, 3]
+    assert [pin.is_held for pin in seen.pins] == [True]
+    assert [[pin.is_held for pin in one.pins] for one in world.followed] == [[False]]
+    assert world.wanted[Leadership(writers[2].identified, 0)].pins == ()
+
+
+async def test_pin_directory_that_cannot_be_read_leaves_out_its_partition_only(make_watch, writers, tmp_path):
+    """Without its pins a log may look as if something were missing, so it waits for another look."""
+    (tmp_path / "pins").mkdir()
+    (tmp_path / "pins" / f"{writers[0].name}_{writers[0].partition.topic_id}").write_bytes(b"")
+    watch = make_watch(pin_root=tmp_path / "pins")
+    world = await watch.look()
+    assert wanted(world) == {"orders-1": 0, "orders-2": 0}
+    assert world.unclear == {writers[0].name}
+    assert "Not a directory" in world.problems[str(writers[0].path)]
+
+
+async def test_paused_topic_is_followed_and_not_archived(watch, writers):
+    """Its files and pins are looked after, while nothing of it is uploaded or trimmed."""
+    key = topic_key(writers[0].identified)
+    await watch.pause(key)
+    world = await watch.look()
+    assert (wanted(world), followed(world)) == ({}, ["orders-0", "orders-1", "orders-2"])
+    assert world.paused == {key}
+    assert watch.value("paused_topics") == 1
+
+
+async def test_pause_and_resume_are_seen_as_the_registry_knows_them(watch, writers):
+    """The look itself asks the bucket for nothing."""
+    assert len(wanted(await watch.look())) == 3
+    key = topic_key(writers[0].identified)
+    await watch.pause(key)
+    assert len(wanted(await watch.observer.look())) == 3
+    assert wanted(await watch.look()) == {}
+    await watch.pause(key, Archiving.ON)
+    world = await watch.look()
+    assert (len(wanted(world)), world.paused, watch.value("paused_topics")) == (3, frozenset(), 0)
+
+
+async def test_pause_of_a_former_incarnation_is_not_this_topic_s(watch, writers):
+    """A topic that was created again begins unpaused."""
+    await watch.pause(TopicKey(CLUSTER, "orders", "another-incarnation-id"))
+    assert len(wanted(await watch.look())) == 3
+
+
+async def test_nothing_is_archived_before_the_bucket_has_told_what_is_paused(watch, writers):
+    """What this broker leads is held back then, with its pins looked after."""
+    world = await watch.observer.look()
+    assert (wanted(world), followed(world), world.problems) == ({}, [], {})
+    assert sorted(str(one.partition) for one in world.held_back) == ["orders-0", "orders-1", "orders-2"]
+    assert (await watch.look()).held_back == ()
+
+
+@pytest.mark.parametrize(
+    ("topics", "leads", "expected"),
+    [
+        pytest.param("{orders: {tieringd.managed.retention: true}}", {0, 1, 2}, True, id="leads all"),
+        pytest.param("{orders: {tieringd.managed.retention: true}}", {0}, True, id="leads the first"),
+        pytest.param("{orders: {tieringd.managed.retention: true}}", {1, 2}, False, id="another leads it"),
+        pytest.param("{orders: {tieringd.managed.retention: false}}", {0, 1, 2}, False, id="not asked for"),
+    ],
+)
+async def test_retention_is_managed_by_who_leads_partition_0(make_watch, writers, topics, leads, expected):
+    """One daemon of the cluster manages a topic, and it is the same for all who look."""
+    watch = make_watch(topics=topics)
+    for number in {0, 1, 2} - leads:
+        name = writers[number].name
+        watch.broker.followed[name] = watch.broker.epochs.pop(name)
+    world = await watch.look()
+    key = topic_key(writers[0].identified)
+    assert list(world.managed) == ([key] if expected else [])
+
+
+async def test_managed_retention_goes_on_while_the_topic_is_paused(make_watch, writers):
+    """A pause must not let the broker delete: nothing is uploaded then."""
+    watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
+    await watch.pause(topic_key(writers[0].identified))
+    world = await watch.look()
+    assert wanted(world) == {}
+    assert list(world.managed) == [topic_key(writers[0].identified)]
+
+
+@pytest.mark.parametrize("change", [{"lifecycle": Lifecycle.KEPT}, {"moved_to": "s3://new"}])
+async def test_retention_is_not_managed_where_the_archive_is_closed(make_watch, writers, change):
+    """After a move the daemons with the new configuration do that."""
+    watch = make_watch(topics="{orders: {tieringd.managed.retention: true}}")
+    assert list((await watch.look()).managed) == [topic_key(writers[0].identified)]
+    await watch.registry.change(topic_key(writers[0].identified), lambda found: replace(found, **change))
+    assert (await watch.look()).managed == {}
+
+
+async def test_remote_delete_is_told_of_topics_whose_first_partition_is_led(watch, writers):
+    """As the broker and the file have it now."""
+    key = topic_key(writers[0].identified)
+    assert (await watch.look()).remote_delete == {key: True}
+    watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
+    assert (await watch.look()).remote_delete == {key: False}
+    watch.broker.followed[writers[0].name] = watch.broker.epochs.pop(writers[0].name)
+    assert (await watch.look()).remote_delete == {}
+
+
+async def test_topic_without_configuration_says_nothing_of_its_deletion(watch, writers):
+    """One that is being deleted is on disk for a while, and has no configuration any more."""
+    watch.broker.configs["orders"] = {"redpanda.remote.delete": "false"}
+    watch.broker.untold = {"orders"}
+    world = await watch.look()
+    assert (world.remote_delete, len(world.local)) == ({}, len(writers))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"lifecycle": Lifecycle.DELETED}, "its archive is deleted, so nothing is added to it"),
+        ({"moved_to": "s3://new"}, "its archive was moved to s3://new: name that in the configuration"),
+    ],
+)
+async def test_topic_whose_archive_is_closed_is_not_archived(watch, writers, change, reason):
+    """It is a problem that is told; its files and pins are looked after."""
+    key = topic_key(writers[0].identified)
+    await watch.look()
+    await watch.registry.change(key, lambda found: replace(found, **change))
+    world = await watch.look()
+    assert (wanted(world), followed(world)) == ({}, ["orders-0", "orders-1", "orders-2"])
+    assert reason in world.problems[f"topic orders ({key.topic_id})"]
+    assert world.paused == frozenset()
+
+
+class HeadlessLayout(KafkaLayout):
+    """Stands for Redpanda's: the offsets of one log are not known without a translation."""
+
+    def __init__(self, headless: LocalPartition) -> None:
+        super().__init__()
+        self.headless = headless
+
+    def read_log(self, partition, known):
+        if partition == self.headless and not tuple(known):
+            raise LocalFileError("its offsets are not known", path=partition.path)
+        return super().read_log(partition, known)
+
+    def needs_archive(self, partition):
+        return partition == self.headless
+
+
+async def test_log_whose_offsets_only_the_archive_knows_is_looked_at_again(watch, writers):
+    """The manifest's translation is asked for once, and remembered for the looks that follow."""
+    watch.observer._layout = HeadlessLayout(writers[0].partition)
+    world = await watch.look()
+    assert wanted(world) == {"orders-1": 0, "orders-2": 0}
+    assert world.unclear == {writers[0].name}
+
+    manifests = watch.archive.manifests
+    begun = PartitionManifest.begin(writers[0].identified, start_offset=0)
+    stored = await manifests.load(writers[0].identified)
+    await manifests.commit(stored, replace(begun, translation=LOG_BEGINNING), leader_epoch=0)
+    for _ in range(2):
+        world = await watch.look()
+        assert (len(wanted(world)), world.problems, world.unclear) == (3, {}, frozenset())
+    assert watch.observer._translations == {str(writers[0].path): (LOG_BEGINNING,)}
+
+
+class FailingManifests:
+    """Manifests of a store that does not answer."""
+
+    async def load(self, partition):
+        raise StorageUnavailable(f"the store does not answer for {partition}")
+
+
+async def test_store_that_is_away_costs_only_the_log_that_needs_it(watch, writers):
+    """While the archive cannot tell a log's offsets, the others are looked at and pinned as ever."""
+    watch.observer._layout = HeadlessLayout(writers[0].partition)
+    watch.observer._manifests = FailingManifests()
+    world = await watch.look()
+    assert wanted(world) == {"orders-1": 0, "orders-2": 0}
+    assert world.unclear == {writers[0].name}
+    assert world.problems == {
+        str(writers[0].path): "its offsets are not known; "
+        "the archive cannot tell: the store does not answer for orders-0"
+    }
+
+
+async def test_second_look_at_some_partitions_sees_what_is_new_there(watch, writers):
+    """Files and bounds of the paths that were asked for, and of no others."""
+    first = await watch.look()
+    for each in writers:
+        each.closed_segment()
+    again = await watch.observer.look_again([str(writers[1].path)])
+    leadership = Leadership(writers[1].identified, 0)
+    assert again is not None
+    assert list(again) == [leadership]
+    assert (again[leadership].log, again[leadership].bounds) == (writers[1].local_log(), writers[1].bounds())
+    assert again[leadership].topic is first.wanted[leadership].topic
+    assert (await watch.look()).wanted[leadership].shows_same(again[leadership])
+
+
+async def test_second_look_gives_up_where_more_than_files_may_have_changed(watch, writers):
+    """A path that is not archived, new epochs, a fault: then only a whole look will do."""
+    path = str(writers[0].path)
+    assert await watch.observer.look_again([path]) is None, "nothing was looked at yet"
+    await watch.look()
+    assert await watch.observer.look_again([path, "/elsewhere/orders-9"]) is None
+    watch.broker.bounds_errors[writers[0].name] = BrokerUnavailable("NOT_LEADER_OR_FOLLOWER")
+    assert await watch.observer.look_again([path]) is None
+    watch.broker.bounds_errors.clear()
+    assert await watch.observer.look_again([path]) is not None
+    writers[0].begin_epoch(3)
+    assert await watch.observer.look_again([path]) is None
+    await watch.look()
+    (writers[0].path / "leader-epoch-checkpoint").write_text("nonsense")
+    assert await watch.observer.look_again([path]) is None
+
+
+async def test_look_whose_bounds_are_of_another_epoch_is_thrown_away(watch, writers):
+    """Leadership came back under a later epoch while the files were read: the next look is of one epoch."""
+    await watch.look()
+    watch.broker.epochs[writers[0].name] = 2
+    assert await watch.observer.look_again([str(writers[0].path)]) is None
+    read = watch.archive.layout.read_log
+
+    def overtaken(partition, translations):
+        watch.broker.epochs[writers[1].name] = 2
+        return read(partition, translations)
+
+    watch.archive.layout.read_log = overtaken
+    world = await watch.look()
+    assert writers[1].name in world.unclear
+    assert "led under 2" in world.problems[str(writers[1].path)]
+    assert wanted(world) == {"orders-0": 2, "orders-2": 0}
+    watch.archive.layout.read_log = read
+    assert wanted(await watch.look()) == {"orders-0": 2, "orders-1": 2, "orders-2": 0}
+
+
+async def test_look_whose_files_are_newer_than_its_leadership_is_thrown_away(watch, writers):
+    """The files tell of a later leader than the broker does."""
+    writers[1].begin_epoch(3)
+    world = await watch.look()
+    assert writers[1].name in world.unclear
+    assert "its files are of leader epoch 3" in world.problems[str(writers[1].path)]
+    assert wanted(world) == {"orders-0": 0, "orders-2": 0}
+
+
+async def test_look_without_any_partition_is_empty(tmp_path, store, metrics):
+    """A broker that holds nothing yet is no problem, and divides by nothing."""
+    (tmp_path / "logs").mkdir()
+    watch = Watch(tmp_path / "logs", store, FakeBroker(), metrics)
+    world = await watch.look()
+    assert (world.wanted, world.followed, world.problems) == ({}, (), {})
+    assert watch.value("upload_share_ratio") == 0
+
+
+async def test_topic_keeps_the_cluster_values_of_when_it_was_first_seen(watch, writers, log_dir):
+    """A later change of the cluster's values is for new topics only."""
+    world = await watch.look()
+    (key,) = world.first_seen
+    assert key == topic_key(writers[0].identified)
+    assert (world.defaults.remote_write, len(world.wanted)) == (True, 3)
+    await watch.registry.record_defaults(key, world.defaults)
+
+    off = watch.observer._config.model_copy(update={"cloud_storage_enable_remote_write": False})
+    watch.observer.set_config(off)
+    new = LogWriter(log_dir, "payments", 0)
+    new.closed_segment()
+    watch.broker.add(new)
+    world = await watch.look()
+    assert (wanted(world).keys(), world.first_seen) == (
+        {"orders-0", "orders-1", "orders-2"},
+        {topic_key(new.identified): watch.observer._topics["payments"]},
+    )
+
+    await watch.registry.record_defaults(topic_key(new.identified), world.defaults)
+    watch.observer.set_config(config_of(log_dir, ""))
+    world = await watch.look()
+    assert (wanted(world).keys(), world.first_seen) == ({"orders-0", "orders-1", "orders-2"}, {})
+
+
+async def test_topics_first_seen_are_those_whose_partition_0_is_led(watch, writers):
+    """One daemon of the cluster records a topic."""
+    watch.broker.followed[writers[0].name] = watch.broker.epochs.pop(writers[0].name)
+    assert (await watch.look()).first_seen == {}
+
+
+async def test_translation_of_a_partition_that_is_gone_is_forgotten(watch):
+    """A manifest's translation is remembered while the partition is on this host's disks."""
+    watch.observer._translations["/gone/orders-9"] = (LOG_BEGINNING,)
+    await watch.look()
+    assert watch.observer._translations == {}

@@ -1,0 +1,470 @@
+"""The pinner over real files: what a broker deletes before it is durable stays, within a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.fakes.log_writer import LogWriter, _Segment
+from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.observation import Observation
+from tieringd.archiving.pinner import PinLook, Pinner
+from tieringd.broker.pins import PinDirectory
+from tieringd.model.manifest_parts import Gap
+from tieringd.policies.pinning import judged
+
+AMPLE = 10**9
+
+
+@pytest.fixture
+def log_dir(tmp_path):
+    return tmp_path / "logs"
+
+
+@pytest.fixture
+def writer(log_dir):
+    """Give a log with three closed segments, 0 to 2, 3 to 5 and 6 to 8, and an active one."""
+    writer = LogWriter(log_dir)
+    for _ in range(3):
+        writer.closed_segment()
+    return writer
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / "pins"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture
+def make_pinner(log_dir, root, metrics):
+    def make(budget_bytes: int = AMPLE) -> Pinner:
+        directory = PinDirectory(str(root))
+        return Pinner({str(log_dir): directory}, budget_bytes=budget_bytes, metrics=metrics)
+
+    return make
+
+
+@pytest.fixture
+def pinner(make_pinner):
+    return make_pinner()
+
+
+def look_at(pinner: Pinner, writer: LogWriter, next_offset: int | None = None) -> PinLook:
+    found = pinner.pins_of(writer.partition)
+    return PinLook(*judged(writer.local_log(), found), next_offset)
+
+
+async def step(pinner, *writers, next_offset=None, is_complete=True) -> None:
+    looks = [look_at(pinner, each, next_offset) for each in writers]
+    await pinner.step(looks, is_complete=is_complete)
+
+
+def held(pinner: Pinner, writer: LogWriter) -> list[tuple[int, bool]]:
+    """Return each pin's base and whether only the pin holds its bytes."""
+    return [(each.segment.base_offset, each.is_held) for each in pinner.pins_of(writer.partition).pins]
+
+
+def contents(segments) -> list[bytes]:
+    return [Path(each.path).read_bytes() for each in segments]
+
+
+def is_same_file(one, other) -> bool:
+    return Path(one).samefile(other)
+
+
+def names_below(directory: Path) -> list[str]:
+    return sorted(str(each) for each in directory.rglob("*"))
+
+
+def value(metrics, name: str) -> float:
+    found = metrics.registry.get_sample_value(f"tieringd_{name}")
+    assert found is not None
+    return found
+
+
+async def test_pinner_holds_what_the_broker_deletes_until_it_is_durable(pinner, writer, metrics, root):
+    """From the first look to the last commit: every closed segment, then only what the broker let go."""
+    await step(pinner, writer)
+    assert held(pinner, writer) == [(0, False), (3, False), (6, False)]
+    assert (value(metrics, "pinned_bytes"), value(metrics, "pinned_segments")) == (0, 0)
+
+    writer.drop_head()
+    writer.drop_head()
+    await step(pinner, writer)
+    assert held(pinner, writer) == [(0, True), (3, True), (6, False)]
+    size_bytes = len(writer.data_of(0)) + len(writer.data_of(3))
+    assert (value(metrics, "pinned_bytes"), value(metrics, "pinned_segments")) == (size_bytes, 2)
+
+    await step(pinner, writer, next_offset=3)
+    assert held(pinner, writer) == [(3, True), (6, False)]
+    await step(pinner, writer, next_offset=9)
+    assert list(root.iterdir()) == []
+    assert (value(metrics, "pinned_bytes"), value(metrics, "pinned_segments")) == (0, 0)
+
+
+async def test_pinned_segments_can_be_uploaded_after_the_broker_deleted_them(pinner, writer):
+    """An observation with pins has the log that was, byte for byte."""
+    before = contents(writer.local_log().closed_segments)
+    await step(pinner, writer)
+    writer.drop_head()
+    writer.drop_head()
+    seen = Observation(
+        writer.local_log(), writer.bounds(), None, pinner.pins_of(writer.partition).pins, look=1
+    )
+    assert [each.base_offset for each in seen.log.segments] == [6, 9]
+    assert [each.base_offset for each in seen.uploadable.segments] == [0, 3, 6, 9]
+    assert contents(seen.uploadable.closed_segments) == before
+
+
+async def test_pinner_follows_a_growing_log(pinner, writer):
+    """Each look pins what has closed since, and nothing twice."""
+    await step(pinner, writer, next_offset=6)
+    assert held(pinner, writer) == [(6, False)]
+    writer.closed_segment()
+    for _ in range(2):
+        await step(pinner, writer, next_offset=6)
+        assert held(pinner, writer) == [(6, False), (9, False)]
+
+
+async def test_pinner_takes_up_the_pins_of_the_process_before(make_pinner, writer):
+    """Pins are found again after a crash, and released when they are durable."""
+    await step(make_pinner(), writer)
+    writer.drop_head()
+    again = make_pinner()
+    assert held(again, writer) == [(0, True), (3, False), (6, False)]
+    await step(again, writer, next_offset=6)
+    assert held(again, writer) == [(6, False)]
+
+
+async def test_pinner_lets_truncated_segments_go_and_pins_what_takes_their_place(pinner, writer):
+    """A file that is active again is pinned once it closes anew, with its new end."""
+    await step(pinner, writer)
+    writer.truncate(3)
+    await step(pinner, writer)
+    assert held(pinner, writer) == [(0, False)]
+    writer.append(b"other")
+    writer.roll()
+    await step(pinner, writer)
+    found = pinner.pins_of(writer.partition).pins
+    assert [(each.segment.base_offset, each.segment.next_offset) for each in found] == [(0, 3), (3, 4)]
+    assert is_same_file(found[1].segment.path, writer.log_path(3))
+
+
+async def test_pinner_pins_a_file_that_was_replaced_in_the_same_step(pinner, writer):
+    """Compaction puts another file under the same name: its pin takes the place of the old one at once."""
+    await step(pinner, writer)
+    cleaned = writer.path / "cleaned"
+    cleaned.write_bytes(b"fewer records")
+    cleaned.rename(writer.log_path(3))
+    await step(pinner, writer)
+    assert held(pinner, writer) == [(0, False), (3, False), (6, False)]
+    pinned = pinner.pins_of(writer.partition).pins[1].segment
+    assert is_same_file(pinned.path, writer.log_path(3))
+    stem = pinned.path.removesuffix(".log")
+    assert is_same_file(f"{stem}.index", writer.log_path(3).with_suffix(".index"))
+    snapshot = f"{6:020d}.snapshot"
+    assert is_same_file(f"{pinned.path.rpartition('/')[0]}/{snapshot}", writer.path / snapshot)
+
+
+async def test_pinner_gives_up_the_oldest_held_bytes_at_its_limit(make_pinner, log_dir, root, metrics):
+    """Across partitions, oldest file first, until what is left fits; and it is said and counted."""
+    writers = [LogWriter(log_dir, "clicks", number) for number in range(2)]
+    for each in writers:
+        each.closed_segment()
+        each.closed_segment()
+    size_bytes = len(writers[0].data_of(0))
+    pinner = make_pinner(budget_bytes=2 * size_bytes)
+    await step(pinner, *writers)
+    for each in writers:
+        each.drop_head()
+    await step(pinner, *writers)
+    assert [held(pinner, each) for each in writers] == [[(0, True), (3, False)]] * 2
+    writers[1].drop_head()
+    with capture_logs() as lines:
+        await step(pinner, *writers)
+    assert [held(pinner, each) for each in writers] == [[(3, False)], [(0, True), (3, True)]]
+    assert value(metrics, "pins_given_up_total") == 1
+    assert value(metrics, "pinned_bytes") == 2 * size_bytes
+    (line,) = [each for each in lines if "given up" in each["event"]]
+    assert (line["partition"], line["base_offset"], line["log_level"]) == ("clicks-0", 0, "error")
+    assert (line["size_bytes"], line["limit_bytes"]) == (size_bytes, 2 * size_bytes)
+
+
+async def test_pinner_without_a_budget_holds_nothing_but_keeps_its_links(make_pinner, writer, metrics):
+    """A limit of nothing still pins what the broker has, and lets it go when the broker does."""
+    pinner = make_pinner(budget_bytes=0)
+    await step(pinner, writer)
+    assert len(held(pinner, writer)) == 3
+    writer.drop_head()
+    await step(pinner, writer)
+    assert held(pinner, writer) == [(3, False), (6, False)]
+    assert value(metrics, "pins_given_up_total") == 1
+
+
+async def test_pins_of_a_deleted_partition_go_after_two_complete_looks(pinner, writer, log_dir, root):
+    """One look may be mistaken, and one that is not complete says nothing."""
+    other = LogWriter(log_dir, "payments", 0)
+    other.closed_segment()
+    await step(pinner, writer, other)
+    await step(pinner, other)
+    assert len(held(pinner, writer)) == 3
+    for _ in range(3):
+        await step(pinner, other, is_complete=False)
+    assert len(held(pinner, writer)) == 3
+    with capture_logs() as lines:
+        await step(pinner, other)
+    assert held(pinner, writer) == []
+    assert len(list(root.iterdir())) == 1
+    assert len(held(pinner, other)) == 1
+    assert [each["event"] for each in lines] == ["pins of a partition that is gone are removed"]
+
+
+async def test_pins_of_a_partition_that_is_seen_again_stay(pinner, writer, log_dir):
+    """Two looks without it count only when they follow each other."""
+    other = LogWriter(log_dir, "payments", 0)
+    for _ in range(3):
+        await step(pinner, writer, other)
+        await step(pinner, other)
+        assert len(held(pinner, writer)) == 3
+
+
+async def test_pins_of_a_recreated_topic_s_former_self_go(pinner, writer):
+    """The new incarnation has pins of its own, and the old one's are those of a deleted partition."""
+    await step(pinner, writer)
+    again = replace(writer.partition, topic_id="another-incarnation-id")
+    for _ in range(2):
+        log = replace(writer.local_log(), partition=again)
+        await pinner.step([PinLook(log, pinner.pins_of(again).pins, None)], is_complete=True)
+    assert len(pinner.pins_of(again).pins) == 3
+    assert pinner.pins_of(writer.partition).pins == ()
+
+
+async def test_pins_of_a_partition_that_is_on_disk_stay_though_nobody_names_it(pinner, writer):
+    """A cluster whose answer lacks a partition has not deleted it."""
+    await step(pinner, writer)
+    for _ in range(3):
+        await pinner.step([], unnamed=[writer.partition], is_complete=True)
+    assert len(pinner.pins_of(writer.partition).pins) == 3
+
+
+async def test_log_directories_have_pins_and_budgets_of_their_own(tmp_path, metrics):
+    """What one disk holds says nothing of another, and a directory without a pin root is not pinned."""
+    writers = [LogWriter(tmp_path / name) for name in ("a", "b", "c")]
+    for each in writers:
+        each.closed_segment()
+        each.closed_segment()
+    size_bytes = len(writers[0].data_of(0))
+    roots = {name: tmp_path / f"{name}-pins" for name in ("a", "b")}
+    directories = {str(tmp_path / name): PinDirectory(str(root)) for name, root in roots.items()}
+    for root in roots.values():
+        root.mkdir()
+    pinner = Pinner(directories, budget_bytes=size_bytes, metrics=metrics)
+    for _ in range(3):
+        await step(pinner, *writers)
+    assert [len(pinner.pins_of(each.partition).pins) for each in writers] == [2, 2, 0]
+    for each in writers:
+        each.drop_head()
+    await step(pinner, *writers)
+    assert [held(pinner, each) for each in writers] == [[(0, True), (3, False)], [(0, True), (3, False)], []]
+    assert value(metrics, "pinned_bytes") == 2 * size_bytes
+    assert value(metrics, "pins_given_up_total") == 0
+
+
+async def test_pin_that_fails_is_counted_and_stops_nobody_else(pinner, writer, log_dir, root, metrics):
+    """One partition's pins cannot be made; the others' are, and the step ends well."""
+    other = LogWriter(log_dir, "payments", 0)
+    other.closed_segment()
+    (root / f"{writer.name}_{writer.partition.topic_id}").write_bytes(b"a file in a directory's place")
+    looks = [PinLook(writer.local_log(), (), None), look_at(pinner, other)]
+    with capture_logs() as lines:
+        await pinner.step(looks, is_complete=True)
+    assert len(held(pinner, other)) == 1
+    assert value(metrics, "pin_failures_total") == 2
+    assert {line["event"] for line in lines} == {"pin failed: the broker may delete what is not durable"}
+    assert [str(writer.path) in line["error"] for line in lines] == [True, True]
+    assert str(writer.log_path(0)) in lines[1]["error"]
+
+
+async def test_pin_directory_that_fails_is_counted_and_the_round_goes_on(tmp_path, log_dir, writer, metrics):
+    """A root that is no directory costs the pins, and nothing else of the round."""
+    root = tmp_path / "a-file"
+    root.write_bytes(b"")
+    pinner = Pinner({str(log_dir): PinDirectory(str(root))}, budget_bytes=AMPLE, metrics=metrics)
+    await pinner.step([PinLook(writer.local_log(), (), None)], is_complete=True)
+    assert value(metrics, "pin_failures_total") == 3
+    assert value(metrics, "pinned_segments") == 0
+
+
+async def test_nothing_of_the_pinner_is_ever_inside_the_log_directory(pinner, writer, log_dir):
+    """Kafka refuses to start when it finds a name that it does not know."""
+    names = names_below(log_dir)
+    await step(pinner, writer)
+    assert names_below(log_dir) == names
+    for _ in range(2):
+        await step(pinner)
+    assert names_below(log_dir) == names
+
+
+def begin_anew(writer: LogWriter, *, leader_epoch: int) -> int:
+    """Let the broker drop its whole log and begin anew at a higher offset, as a follower that lags may."""
+    for base_offset in writer.bases_on_disk:
+        writer.trim_file(base_offset)
+    writer.next_offset += 10
+    writer._segments.append(_Segment(writer.next_offset))
+    writer.epochs = []
+    writer.log_start_offset = writer.next_offset
+    writer.log_path(writer.next_offset).write_bytes(b"")
+    writer.begin_epoch(leader_epoch)
+    return writer.next_offset
+
+
+def uploadable(pinner: Pinner, writer: LogWriter) -> list[int]:
+    """Return the bases of what would be uploaded."""
+    log, pins = judged(writer.local_log(), pinner.pins_of(writer.partition))
+    return [
+        each.base_offset for each in Observation(log, writer.bounds(), None, pins, look=1).uploadable.segments
+    ]
+
+
+async def test_pins_of_a_log_that_was_given_up_do_not_stand_before_the_one_in_its_place(
+    pinner, make_pinner, writer, metrics
+):
+    """From the first look on they are not uploaded; they are kept, counted and reported."""
+    await step(pinner, writer)
+    data = [writer.data_of(each) for each in (0, 3, 6)]
+    base_offset = begin_anew(writer, leader_epoch=5)
+    assert uploadable(pinner, writer) == [base_offset]
+
+    with capture_logs() as lines:
+        await step(pinner, writer)
+    reported = [each for each in lines if "set aside" in each["event"]]
+    assert [(each["log_level"], each["base_offset"]) for each in reported] == [
+        ("error", 0),
+        ("error", 3),
+        ("error", 6),
+    ]
+    assert value(metrics, "stray_pins") == 3
+    for again in (pinner, make_pinner()):
+        writer.append()
+        writer.roll()
+        with capture_logs() as lines:
+            await step(again, writer)
+        assert lines == []
+        assert uploadable(again, writer)[0] == base_offset
+    found = [each for each in pinner.pins_of(writer.partition).pins if each.is_stray]
+    assert contents(each.segment for each in found) == data
+
+
+async def test_pins_set_aside_go_when_the_archive_holds_their_offsets(pinner, writer, root, metrics):
+    """What it has as lost may be in them alone: that stays for an operator."""
+    await step(pinner, writer)
+    begin_anew(writer, leader_epoch=5)
+    await step(pinner, writer)
+    gaps = (Gap(3, 5, "deleted", 0),)
+    await pinner.step([replace(look_at(pinner, writer, 19), gaps=gaps)], is_complete=True)
+    assert held(pinner, writer) == [(3, True)]
+    assert value(metrics, "stray_pins") == 1
+    await step(pinner, writer, next_offset=19)
+    assert list(root.iterdir()) == []
+
+
+async def test_pins_set_aside_count_as_held(make_pinner, writer, metrics):
+    """They take room like others, and are given up at the limit like others."""
+    pinner = make_pinner(budget_bytes=2 * len(writer.data_of(0)))
+    await step(pinner, writer)
+    begin_anew(writer, leader_epoch=5)
+    await step(pinner, writer)
+    await step(pinner, writer)
+    assert held(pinner, writer) == [(3, True), (6, True)]
+    assert value(metrics, "pins_given_up_total") == 1
+    assert value(metrics, "stray_pin_bytes") == 2 * len(writer.data_of(0))
+    assert value(metrics, "pinned_bytes") == 0, "nothing of it waits for the store"
+
+
+@pytest.mark.parametrize("looks_between", [0, 1, 2])
+async def test_pins_of_a_log_that_expired_as_a_whole_stay_before_it(make_pinner, writer, looks_between):
+    """Kafka forgets the epochs of what it deletes; what follows in the same log shows that it is the same."""
+    pinner = make_pinner()
+    await step(pinner, writer)
+    for _ in range(3):
+        writer.drop_head()
+    writer.epochs = [(0, 9)]
+    writer._write_epochs()
+    for _ in range(looks_between):
+        await step(pinner, writer)
+        assert uploadable(pinner, writer) == [0, 3, 6, 9]
+    # Nothing was written under the epoch that was left, so the next one takes its place.
+    writer.begin_epoch(4)
+    assert uploadable(pinner, writer) == [0, 3, 6, 9]
+    again = make_pinner()
+    await step(again, writer)
+    log, pins = judged(writer.local_log(), again.pins_of(writer.partition))
+    assert log.epochs == ((0, 0), (4, 9))
+    assert not any(each.is_stray for each in pins)
+
+    writer.closed_segment()
+    await step(again, writer)
+    writer.drop_head()
+    writer.epochs = [(4, 12)]
+    writer._write_epochs()
+    assert uploadable(again, writer) == [0, 3, 6, 9, 12]
+
+
+async def test_active_segment_that_is_closed_and_deleted_in_one_go_stays_before_its_log(pinner, writer):
+    """Nobody sees it closed, and nothing of then is left in the log but its leader epoch."""
+    writer.append()
+    await pinner.step([replace(look_at(pinner, writer), expiring_end=12)], is_complete=True)
+    writer.roll()
+    for _ in range(4):
+        writer.drop_head()
+    writer.epochs = [(0, 12)]
+    writer._write_epochs()
+    assert uploadable(pinner, writer) == [0, 3, 6, 9, 12]
+    await step(pinner, writer)
+    writer.begin_epoch(1)
+    assert uploadable(pinner, writer) == [0, 3, 6, 9, 12]
+
+
+async def test_pins_are_made_although_nothing_can_be_noted(pinner, writer, root, metrics):
+    """A full disk takes no note and still takes links."""
+    directory = root / f"{writer.name}_{writer.partition.topic_id}"
+    (directory / "leader-epoch-checkpoint.new").mkdir(parents=True)
+    await step(pinner, writer)
+    assert [base for base, _ in held(pinner, writer)] == [0, 3, 6]
+    assert value(metrics, "pin_failures_total") == 1
+
+
+async def test_pins_that_cannot_be_set_aside_keep_others_from_being_made(pinner, writer, root, metrics):
+    """What is pinned of a new log must not lie beside what might be taken for its head."""
+    await step(pinner, writer)
+    begin_anew(writer, leader_epoch=5)
+    writer.closed_segment()
+    look = look_at(pinner, writer)
+    pinner_s_directory = root / f"{writer.name}_{writer.partition.topic_id}"
+    shutil.rmtree(pinner_s_directory)
+    await pinner.step([look], is_complete=True)
+    assert pinner.pins_of(writer.partition).pins == ()
+    assert value(metrics, "pin_failures_total") == 1
+
+
+@virtually
+async def test_pins_are_not_let_go_by_a_look_of_long_ago(make_pinner, log_dir, root):
+    """A process that was stopped after its look does not know what is durable by now, nor what is deleted."""
+    writer = LogWriter(log_dir)
+    writer.closed_segment()
+    pinner = make_pinner()
+    await step(pinner, writer)
+    durable = look_at(pinner, writer, next_offset=3)
+    now = asyncio.get_running_loop().time()
+    await asyncio.sleep(1)
+    await pinner.step([replace(durable, good_until=now)], is_complete=True)
+    assert held(pinner, writer) == [(0, False)]
+    await pinner.step([replace(durable, good_until=now + 2)], is_complete=True)
+    assert held(pinner, writer) == []

@@ -1,0 +1,324 @@
+"""The reconciler over real log directories and a broker that leads, refuses and fails."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+
+from structlog.testing import capture_logs
+
+from tests.fakes.archive import archive_in, archiver_of, observed
+from tests.fakes.broker import broker_unavailable
+from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
+from tests.fakes.store import store_unavailable
+from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.reconciler import PartitionStatus
+from tieringd.errors import BrokerDenied
+from tieringd.formats.object_keys import TopicKey
+from tieringd.model.partition import Leadership
+
+
+@virtually
+async def test_every_led_partition_is_archived(daemon):
+    """One round starts an archiver for each partition, and each uploads what is closed."""
+    async with daemon.running():
+        assert daemon.archived() == {f"orders-{number}": [0] for number in range(3)}
+        assert daemon.value("tieringd_led_partitions") == 3
+        assert daemon.status(daemon.writers[0]) == PartitionStatus(uploaded=1)
+        assert set(daemon.reconciler.paths()) == {str(each.path) for each in daemon.writers}
+        assert daemon.reconciler.fault == ""
+
+
+@virtually
+async def test_partitions_of_other_leaders_are_left_alone(daemon):
+    """A follower's directory is not archived."""
+    del daemon.broker.epochs[daemon.writers[1].name]
+
+    async with daemon.running():
+        assert daemon.archived().keys() == {"orders-0", "orders-2"}
+
+
+@virtually
+async def test_topics_without_remote_write_are_left_alone(daemon):
+    """What a topic's configuration says, counts."""
+    daemon.broker.configs["orders"] = {"remote.storage.enable": "false"}
+
+    async with daemon.running():
+        assert daemon.archived() == {}
+        assert daemon.reconciler.statuses() == {}
+
+
+@virtually
+async def test_lost_leadership_stops_the_archiver_and_its_series(daemon):
+    """A partition that moved away is forgotten, metrics included."""
+    labels = {"topic": "orders", "partition": "1"}
+    async with daemon.running():
+        assert daemon.value("tieringd_archive_next_offset", **labels) == 3
+        del daemon.broker.epochs[daemon.writers[1].name]
+        daemon.writers[1].closed_segment()
+        await daemon.round()
+
+        assert daemon.archived()["orders-1"] == [0]
+        assert daemon.value("tieringd_archive_next_offset", **labels) is None
+        assert daemon.value("tieringd_led_partitions") == 2
+
+
+@virtually
+async def test_new_epoch_starts_a_new_archiver(daemon):
+    """Under a new leader epoch the partition is archived by an archiver that reads the manifest anew."""
+    writer = daemon.writers[1]
+    async with daemon.running():
+        daemon.broker.epochs[writer.name] = 1
+        writer.begin_epoch(1)
+        second = writer.closed_segment()
+        await daemon.round()
+
+        assert daemon.archived()["orders-1"] == [0, second]
+        manifest = (await daemon.archive.manifests.load(writer.identified)).manifest
+        assert manifest.leader_epoch == 1
+        assert Leadership(writer.identified, 0) not in daemon.reconciler.statuses()
+
+
+@virtually
+async def test_fenced_archiver_stays_stopped_until_a_new_epoch(daemon, store):
+    """A partition lost to another writer is left to it; a new epoch is a new claim."""
+    writer = daemon.writers[1]
+    async with daemon.running():
+        writer.closed_segment()
+        other = archiver_of(writer, archive_in(store, writer_id="b2"), daemon.broker)
+        await other.step(observed(writer))
+        writer.closed_segment()
+        await daemon.round()
+        assert "perhaps the last one of a process that has ended" in daemon.status(writer).fault
+        assert daemon.value("tieringd_fenced_partitions") == 0
+        await other.step(observed(writer))
+        writer.closed_segment()
+        await daemon.round()
+        assert "another daemon (writer b2)" in daemon.status(writer).fault
+        await daemon.round()
+        assert daemon.value("tieringd_fenced_partitions") == 1
+        assert len(daemon.archived()["orders-1"]) == 3
+
+        daemon.broker.epochs[writer.name] = 1
+        writer.begin_epoch(1)
+        await daemon.round()
+        assert daemon.value("tieringd_fenced_partitions") == 0
+        assert len(daemon.archived()["orders-1"]) == 4
+
+
+@virtually
+async def test_problem_of_one_partition_does_not_stop_the_others(daemon, tmp_path):
+    """A partition that cannot be looked at is left out, named and counted; the others go on."""
+    bad = daemon.writers[1]
+    daemon.broker.bounds_errors[bad.name] = BrokerDenied("no permission to look", hint="Grant DESCRIBE")
+    (daemon.writers[2].path / "leader-epoch-checkpoint").write_text("nonsense")
+
+    async with daemon.running():
+        assert daemon.archived().keys() == {"orders-0"}
+        problems = daemon.reconciler.problems
+        assert problems.keys() == {str(daemon.writers[1].path), str(daemon.writers[2].path)}
+        assert "no permission to look" in problems[str(bad.path)]
+        assert daemon.value("tieringd_unreadable_paths") == 2
+
+        daemon.broker.bounds_errors.clear()
+        await daemon.round()
+        assert daemon.archived().keys() == {"orders-0", "orders-1"}
+        assert daemon.reconciler.problems.keys() == {str(daemon.writers[2].path)}
+
+
+@virtually
+async def test_quarantine_of_one_partition_does_not_stop_the_others(daemon):
+    """A corrupt segment holds back its own partition only, and shows in the metrics."""
+    daemon.writers[1].flip_byte(0)
+
+    async with daemon.running():
+        assert daemon.archived().keys() == {"orders-0", "orders-2"}
+        assert "batch CRC" in daemon.status(daemon.writers[1]).fault
+        await daemon.round()
+        assert daemon.value("tieringd_quarantined_partitions") == 1
+
+        daemon.writers[1].flip_byte(0)
+        await daemon.round()
+        assert daemon.archived()["orders-1"] == [0]
+
+
+@virtually
+async def test_unavailable_broker_is_the_fault_of_the_round(daemon):
+    """A round without a broker starts nothing and stops nothing; the next one is well again."""
+    daemon.broker.fail_next("replicas", broker_unavailable("replicas"))
+
+    async with daemon.running():
+        assert "the broker does not answer" in daemon.reconciler.fault
+        assert daemon.archived() == {}
+        await daemon.round()
+        assert daemon.reconciler.fault == ""
+        assert len(daemon.archived()) == 3
+        daemon.broker.fail_next("cluster_id", broker_unavailable("cluster_id"))
+        await daemon.round()
+        assert len(daemon.reconciler.statuses()) == 3
+
+
+@virtually
+async def test_failed_step_is_tried_again_in_the_next_round(daemon, store):
+    """A store that fails costs a round: the archiver stays, and its fault shows."""
+    async with daemon.running():
+        daemon.writers[0].closed_segment()
+        store.fail_next("put", lambda: store_unavailable("put"))
+        await daemon.round()
+        assert "the store does not answer" in daemon.status(daemon.writers[0]).fault
+        failures = {"topic": "orders", "error": "StorageUnavailable"}
+        assert daemon.value("tieringd_upload_failures_total", **failures) == 1
+
+        await daemon.round()
+        assert len(daemon.archived()["orders-0"]) == 2
+        assert daemon.status(daemon.writers[0]).fault == ""
+
+
+@virtually
+async def test_failing_store_is_a_fault_of_the_daemon(daemon, store):
+    """A store that takes nothing makes the daemon not ready, and says why."""
+    async with daemon.running():
+        daemon.writers[0].closed_segment()
+        store.fail_next("put", lambda: store_unavailable("put"))
+        await daemon.round()
+        assert "the store does not answer" in daemon.reconciler.fault
+        await daemon.round()
+        assert daemon.reconciler.fault == ""
+
+
+@virtually
+async def test_archiver_that_fails_unexpectedly_is_started_anew(daemon, store):
+    """An error of the program's own ends one archiver, is logged, and the next round starts another."""
+
+    def bug() -> Exception:
+        return RuntimeError("a bug")
+
+    async with daemon.running():
+        daemon.writers[0].closed_segment()
+        store.fail_next("put", bug)
+        with capture_logs() as logs:
+            await daemon.round()
+        assert [each["partition"] for each in logs if each["event"].startswith("archiver failed")] == [
+            "orders-0"
+        ]
+        await daemon.round()
+        assert len(daemon.archived()["orders-0"]) == 2
+
+
+@virtually
+async def test_hint_brings_the_round_forward(daemon):
+    """A round happens at once when something changed, and only one for several hints."""
+    async with daemon.running():
+        rounds = daemon.reconciler.rounds
+        second = daemon.writers[0].closed_segment()
+        daemon.reconciler.hint()
+        daemon.reconciler.hint()
+        await asyncio.sleep(1)
+        assert daemon.archived()["orders-0"] == [0, second]
+        assert daemon.reconciler.rounds == rounds + 1
+
+
+@virtually
+async def test_rounds_come_at_their_interval(daemon):
+    """Without hints a round comes every interval; at the start one more, once the bucket has answered."""
+    async with daemon.running():
+        assert daemon.reconciler.rounds == 2
+        await asyncio.sleep(INTERVAL_SECONDS - 2)
+        assert daemon.reconciler.rounds == 2
+        await asyncio.sleep(2)
+        assert daemon.reconciler.rounds == 3
+
+
+@virtually
+async def test_stop_lets_the_step_in_hand_finish(daemon, store):
+    """An archiver that is told to stop commits what it has in hand, and no step follows."""
+    store.latency_seconds = 1
+    for _ in range(9):
+        daemon.writers[0].closed_segment()
+    run = asyncio.create_task(daemon.reconciler.run())
+    await asyncio.sleep(3.5)
+
+    daemon.reconciler.stop()
+    await run
+
+    assert len(daemon.archived()["orders-0"]) == 3
+
+
+@virtually
+async def test_backlog_longer_than_a_step_is_drained_at_once(daemon):
+    """Steps follow each other on one look while they make progress."""
+    for _ in range(9):
+        daemon.writers[0].closed_segment()
+
+    async with daemon.running():
+        assert len(daemon.archived()["orders-0"]) == 10
+        assert daemon.reconciler.rounds == 2
+
+
+@virtually
+async def test_trim_with_a_backlog_asks_for_another_look(tmp_path, store, writers):
+    """A trim ends what a look is good for; with more to upload the next one comes at once."""
+    daemon = Daemon(tmp_path, store, writers, target_bytes=1)
+    for _ in range(9):
+        writers[0].closed_segment()
+
+    async with daemon.running():
+        await asyncio.sleep(5)
+        assert len(daemon.archived()["orders-0"]) == 10
+        assert writers[0].bases_on_disk == writers[0].bases[-1:] or len(writers[0].bases_on_disk) <= 2
+
+
+@virtually
+async def test_topic_manifest_counts_the_partitions(daemon, store):
+    """The bucket tells the topic with its highest partition, written once and not in every round."""
+    async with daemon.running():
+        key = TopicKey("cluster", "orders", daemon.writers[0].identified.topic_id)
+        assert (await daemon.archive.manifests.load_topic(key)).partition_count == 3
+        await daemon.round()
+        store.requests.clear()
+        await daemon.round()
+        assert not [each for _, each in store.requests if each.endswith("topic_manifest.json")]
+
+
+@virtually
+async def test_faults_of_topic_configuration_are_said_once(daemon):
+    """A value that the broker has and nobody understands is reported when it is new."""
+    daemon.broker.configs["orders"] = {"local.retention.ms": "soon"}
+    with capture_logs() as logs:
+        async with daemon.running():
+            await daemon.round()
+    assert [each["event"] for each in logs].count("topic configuration ignored in part") == 1
+    assert len(daemon.archived()) == 3
+
+
+@virtually
+async def test_look_that_takes_long_does_not_stop_the_uploads_meanwhile(daemon, store):
+    """What it saw of leadership holds for as long as the next look may take."""
+    store.latency_seconds = 10
+    ask = daemon.broker.log_bounds
+
+    async def slow(logs, *, leader_epochs):
+        await asyncio.sleep(65)
+        return await ask(logs, leader_epochs=leader_epochs)
+
+    daemon.broker.log_bounds = slow
+    for _ in range(9):
+        daemon.writers[0].closed_segment()
+    async with daemon.running():
+        await asyncio.sleep(600)
+        assert len(daemon.archived()["orders-0"]) == 10
+    failures = {"topic": "orders", "error": "BrokerUnavailable"}
+    assert daemon.value("tieringd_upload_failures_total", **failures) is None
+
+
+@virtually
+async def test_topic_that_left_the_disks_leaves_no_series(daemon):
+    """What was counted for a topic goes with its last partition: topics come and go for years."""
+    async with daemon.running():
+        assert daemon.value("tieringd_uploads_total", topic="orders") == 3
+        for writer in daemon.writers:
+            del daemon.broker.epochs[writer.name]
+            shutil.rmtree(writer.path)
+        await daemon.round()
+        await daemon.round()
+        assert daemon.value("tieringd_uploads_total", topic="orders") is None

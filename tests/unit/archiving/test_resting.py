@@ -1,0 +1,261 @@
+"""An archiver that rests is not stepped, and everything that may give it something to do wakes it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest.mock import patch
+
+import pytest
+
+from tests.fakes.archive import archive_in
+from tests.fakes.manifests import stored_manifest
+from tests.fakes.store import store_unavailable
+from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.change_feed import ChangeFeed
+from tieringd.archiving.resting import Resting
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.policies.upload import UploadLimits
+
+
+@contextmanager
+def stepped():
+    """Give the partitions whose archivers do a step, in order."""
+    partitions, step = [], Archiver.step
+
+    async def noting(self, seen):
+        partitions.append(seen.log.partition.topic_partition.partition)
+        return await step(self, seen)
+
+    with patch.object(Archiver, "step", noting):
+        yield partitions
+
+
+async def settled(daemon):
+    """Let all be archived, retention have looked twice, and every archiver rest."""
+    for _ in range(4):
+        daemon.clock.now_ms += 20_000
+        await daemon.round()
+    with stepped() as partitions:
+        await daemon.round()
+    assert partitions == []
+
+
+class Nothing:
+    """A change that does not fit any more."""
+
+    async def commit(self, claim, stored):
+        del claim
+        return stored
+
+
+@virtually
+async def test_archivers_at_rest_are_not_stepped(daemon):
+    """However many rounds there are."""
+    async with daemon.running():
+        await settled(daemon)
+        with stepped() as partitions:
+            for _ in range(20):
+                await daemon.round()
+        assert partitions == []
+
+
+@virtually
+async def test_closed_segment_wakes_its_archiver_in_the_next_round(daemon):
+    """The files have changed, so there is another observation."""
+    async with daemon.running():
+        await settled(daemon)
+        base_offset = daemon.writers[1].closed_segment()
+        with stepped() as partitions:
+            await daemon.round()
+        assert set(partitions) == {1}
+        assert daemon.archived()["orders-1"] == [0, base_offset]
+
+
+@virtually
+async def test_closed_segment_that_the_watch_told_wakes_its_archiver_at_once(daemon):
+    """Between two rounds, and the next round finds nothing new."""
+    async with daemon.running():
+        await settled(daemon)
+        base_offset = daemon.writers[1].closed_segment()
+        assert await daemon.reconciler.look_again([str(daemon.writers[1].path)])
+        await asyncio.sleep(1)
+        assert daemon.archived()["orders-1"] == [0, base_offset]
+        with stepped() as partitions:
+            await daemon.round()
+            await daemon.round()
+            await daemon.round()
+        assert set(partitions) <= {1}
+        with stepped() as partitions:
+            await daemon.round()
+        assert partitions == []
+
+
+@virtually
+async def test_setting_of_a_topic_wakes_its_archivers(daemon):
+    """What is configured is part of an observation."""
+    async with daemon.running():
+        await settled(daemon)
+        daemon.broker.configs["orders"] = {"local.retention.ms": "1"}
+        with stepped() as partitions:
+            await daemon.round()
+        assert set(partitions) == {0, 1, 2}
+        assert [writer.log_start_offset for writer in daemon.writers] == [3, 3, 3]
+
+
+@virtually
+async def test_time_that_has_come_wakes_the_archivers(daemon, store):
+    """An archiver polls for edits of its manifest, and meets what a job has put there."""
+    async with daemon.running():
+        await settled(daemon)
+        before = daemon.reconciler.archiver(Leadership(daemon.writers[0].identified, 0)).manifest
+        job = archive_in(store, writer_id="job").manifests
+
+        async def edited(manifest):
+            return replace(manifest, allowed_local_start_offset=1)
+
+        await job.edit(daemon.writers[0].identified, edited)
+        pace = next(daemon.reconciler.archived())[2].topic.retention_pace
+        daemon.clock.now_ms += pace.edits_interval_ms
+        with stepped() as partitions:
+            await daemon.round()
+        assert set(partitions) == {0, 1, 2}
+        after = daemon.reconciler.archiver(Leadership(daemon.writers[0].identified, 0)).manifest
+        assert before != after == stored_manifest(store, daemon.writers[0])
+
+
+@virtually
+async def test_changed_limits_wake_every_archiver(daemon):
+    """What is stable in an open segment may be due under the new ones."""
+    async with daemon.running():
+        await settled(daemon)
+        daemon.reconciler.set_config(daemon.config, UploadLimits(segments_per_step=1))
+        with stepped() as partitions:
+            await daemon.round()
+        assert set(partitions) == {0, 1, 2}
+        await settled(daemon)
+
+
+@virtually
+async def test_request_for_space_wakes_the_archiver_at_once(daemon):
+    """No round comes in between."""
+    async with daemon.running():
+        await settled(daemon)
+        writer = daemon.writers[2]
+        with stepped() as partitions:
+            daemon.reconciler.request_space(Leadership(writer.identified, 0), 3)
+            await asyncio.sleep(1)
+        assert set(partitions) == {2}
+        assert writer.log_start_offset == 3
+
+
+@virtually
+async def test_offer_wakes_the_archiver_at_once(daemon):
+    """No round comes in between, and afterwards it rests again."""
+    async with daemon.running():
+        await settled(daemon)
+        archiver = daemon.reconciler.archiver(Leadership(daemon.writers[1].identified, 0))
+        with stepped() as partitions:
+            await asyncio.wait_for(archiver.offer(Nothing()), 1)
+        assert partitions == [1]
+        await settled(daemon)
+
+
+@virtually
+async def test_archiver_does_not_rest_while_the_store_is_away(daemon, store):
+    """Each round tries again, and when the store is back what waited is archived."""
+    async with daemon.running():
+        await settled(daemon)
+        base_offset = daemon.writers[0].closed_segment()
+        store.fail_next("put", lambda: store_unavailable("put"), times=3)
+        for _ in range(3):
+            with stepped() as partitions:
+                await daemon.round()
+            assert set(partitions) == {0}
+        await daemon.round()
+        assert daemon.archived()["orders-0"] == [0, base_offset]
+        await settled(daemon)
+
+
+@virtually
+async def test_archiver_does_not_rest_in_quarantine(daemon):
+    """A file that is mended in place is seen, and until then the partition counts as quarantined."""
+    async with daemon.running():
+        await settled(daemon)
+        base_offset = daemon.writers[0].closed_segment()
+        daemon.writers[0].flip_byte(base_offset)
+        for _ in range(3):
+            with stepped() as partitions:
+                await daemon.round()
+            assert set(partitions) == {0}
+        assert daemon.value("tieringd_quarantined_partitions") == 1
+        daemon.writers[0].flip_byte(base_offset)
+        await daemon.round()
+        assert daemon.archived()["orders-0"] == [0, base_offset]
+        await daemon.round()
+        assert daemon.value("tieringd_quarantined_partitions") == 0
+
+
+@virtually
+async def test_new_leadership_begins_awake(daemon):
+    """A new archiver takes over, and the one that rested is gone."""
+    async with daemon.running():
+        await settled(daemon)
+        daemon.broker.epochs[daemon.writers[1].name] = 1
+        daemon.writers[1].begin_epoch(1)
+        with stepped() as partitions:
+            await daemon.round()
+        assert set(partitions) == {1}
+        await settled(daemon)
+        assert Leadership(daemon.writers[1].identified, 0) not in daemon.reconciler.statuses()
+
+
+@virtually
+async def test_lost_leadership_of_a_resting_partition_ends_its_archiver(daemon):
+    """Nothing of what the others show has changed, and it is stopped all the same, and comes back."""
+    async with daemon.running():
+        await settled(daemon)
+        del daemon.broker.epochs[daemon.writers[1].name]
+        await daemon.round()
+        assert len(daemon.reconciler.statuses()) == 2
+        daemon.broker.epochs[daemon.writers[1].name] = 0
+        await daemon.round()
+        assert len(daemon.reconciler.statuses()) == 3
+
+
+@pytest.fixture
+def leaderships():
+    return [Leadership(TopicIdPartition("cluster", "orders", "id", number), 0) for number in range(3)]
+
+
+def test_who_is_due_is_woken_and_stays_awake(leaderships):
+    """Until it rests again; a time of an earlier rest does not count any more."""
+    resting, (one, other, third) = Resting(), leaderships
+    resting.rest(one, until_ms=10)
+    resting.rest(other, until_ms=20)
+    resting.rest(third, until_ms=math.inf)
+    assert set(resting.due(9)) == set()
+    assert set(resting.due(10)) == {one}
+    assert set(resting.due(10)) == {one}
+    resting.rest(one, until_ms=30)
+    resting.wake(other)
+    resting.rest(other, until_ms=40)
+    assert set(resting.due(29)) == set()
+    resting.forget(one)
+    assert set(resting.due(50)) == {other}
+
+
+def test_each_reader_of_a_feed_hears_of_each_change_once(leaderships):
+    """However often it changed, and whenever the others read."""
+    feed, (one, other, _) = ChangeFeed(), leaderships
+    first, second = feed.reader(), feed.reader()
+    feed.note(one)
+    feed.note(one)
+    assert list(first()) == [one]
+    feed.note(other)
+    assert list(first()) == [other]
+    assert set(second()) == {one, other}
+    assert list(first()) == list(second()) == []

@@ -1,0 +1,350 @@
+"""Letting local segments go: only what is durable, past its target, and the same bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from tests.fakes.archive import archive_in, archived, archiver_of, observed
+from tests.fakes.broker import broker_unavailable
+from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.trimmer import DENIED_PAUSE_MS, STALE_LOOK_SECONDS, Trimmer
+from tieringd.errors import BrokerDenied, LocalFileError
+from tieringd.model.partition import Leadership
+from tieringd.policies.local_hint import plan_hint
+
+
+async def always() -> bool:
+    return True
+
+
+async def recorded(before_offset: int, *, is_stored_end: bool) -> bool:
+    return True
+
+
+class HintedTrimmer(Trimmer):
+    """A trimmer of a partition whose stored hint is always what local retention says now."""
+
+    async def trim(self, manifest, seen) -> int:
+        hint = plan_hint(
+            seen.log,
+            manifest,
+            seen.topic.hint_shape,
+            None,
+            stored=None,
+            segment_bytes=1,
+            log_start_offset=seen.bounds.log_start_offset,
+            now_ms=self._steady_ms(),
+        )
+        return await super().trim(replace(manifest, allowed_local_start_offset=hint.offset), seen)
+
+
+@pytest.fixture
+def trimmer(writer, broker, archive, metrics, clock):
+    return HintedTrimmer(
+        Leadership(writer.identified, 0),
+        broker=broker,
+        remote_log=archive.remote_log,
+        metrics=metrics,
+        steady_ms=clock,
+        is_current=always,
+        record=recorded,
+    )
+
+
+async def test_durable_segments_past_the_target_are_trimmed(writer, archive, trimmer, broker, metrics):
+    """What the target does not keep goes from the disk, in one request, and is counted."""
+    bases = [writer.closed_segment() for _ in range(3)]
+    size_bytes = sum(len(writer.data_of(base)) for base in bases)
+    manifest = await archived(writer, archive)
+
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 3
+
+    assert broker.trims == [(writer.name, writer.bases[-1])]
+    assert writer.bases_on_disk == writer.bases[-1:]
+    value = metrics.registry.get_sample_value
+    assert value("tieringd_trimmed_segments_total", {"topic": "orders"}) == 3
+    assert value("tieringd_trimmed_bytes_total", {"topic": "orders"}) == size_bytes
+
+
+@virtually
+async def test_look_from_before_a_trim_is_not_trimmed_by_again(writer, archive, trimmer, broker, metrics):
+    """Its segments are gone already, and were counted; a look begun since then is another matter."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    await asyncio.sleep(1)
+    seen = replace(observed(writer, target_bytes=0), looked_at=asyncio.get_running_loop().time())
+    await asyncio.sleep(1)
+    assert await trimmer.trim(manifest, seen) == 1
+    assert len(broker.trims) == 1
+
+    async def tries_again(look) -> bool:
+        # The file is gone here, which is said once somebody wants to read it.
+        with capture_logs() as lines:
+            await trimmer.trim(manifest, look)
+        return [line["event"] for line in lines] == ["segment cannot be compared before a trim"]
+
+    assert not await tries_again(seen)
+    assert await tries_again(replace(seen, looked_at=asyncio.get_running_loop().time()))
+    # A broker that forgot the trim in a crash looks just as before it.
+    await asyncio.sleep(STALE_LOOK_SECONDS)
+    assert await tries_again(seen)
+
+
+async def test_segments_within_the_target_stay(writer, archive, trimmer, broker):
+    """Only as much goes as leaves the target in place."""
+    for _ in range(3):
+        writer.closed_segment()
+    manifest = await archived(writer, archive)
+    target_bytes = len(writer.data_of(writer.bases[2])) + len(writer.data_of(writer.bases[1]))
+
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=target_bytes)) == 1
+    assert await trimmer.trim(manifest, observed(writer)) == 0
+
+    assert writer.bases_on_disk == writer.bases[1:]
+
+
+async def test_segments_that_are_not_durable_stay(writer, archive, trimmer, broker):
+    """What the manifest does not hold is never asked for, whatever the target."""
+    durable = writer.closed_segment()
+    manifest = await archived(writer, archive)
+    kept = writer.closed_segment()
+
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+
+    assert writer.bases_on_disk == [kept, writer.bases[-1]]
+    assert durable not in writer.bases_on_disk
+
+
+@pytest.mark.parametrize("differs", [0, 1, 2])
+async def test_segment_with_other_bytes_than_its_copy_stays(writer, archive, trimmer, broker, differs):
+    """A file whose checksum differs from its stored copy's ends the trim before it."""
+    bases = [writer.closed_segment() for _ in range(3)]
+    manifest = await archived(writer, archive)
+    writer.flip_byte(bases[differs])
+
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == differs
+
+    assert writer.bases_on_disk == writer.bases[differs:]
+
+
+async def test_segment_that_changed_since_the_look_stays(writer, archive, trimmer, broker):
+    """A file that is not the one observed is not compared and not trimmed."""
+    base = writer.closed_segment()
+    manifest = await archived(writer, archive)
+    seen = observed(writer, target_bytes=0)
+    writer.flip_byte(base)
+
+    assert await trimmer.trim(manifest, seen) == 0
+    assert broker.trims == []
+
+
+async def test_segment_that_vanished_is_no_reason_to_trim(writer, archive, trimmer, broker):
+    """A file that cannot be read ends the trim before it."""
+    base = writer.closed_segment()
+    manifest = await archived(writer, archive)
+    seen = observed(writer, target_bytes=0)
+    writer.log_path(base).unlink()
+
+    assert await trimmer.trim(manifest, seen) == 0
+    assert broker.trims == []
+
+
+class CountingLog:
+    """A remote log that counts the checksums it was asked for."""
+
+    def __init__(self, remote_log) -> None:
+        self._remote_log = remote_log
+        self.read: list[int] = []
+
+    async def local_checksums(self, segment, sizes) -> tuple[int, ...]:
+        self.read.append(segment.base_offset)
+        return await self._remote_log.local_checksums(segment, sizes)
+
+
+@pytest.fixture
+def counted(writer, broker, archive, metrics, clock):
+    """Give a remote log that counts, and a trimmer that uses it."""
+    counting = CountingLog(archive.remote_log)
+    trimmer = HintedTrimmer(
+        Leadership(writer.identified, 0),
+        broker=broker,
+        remote_log=counting,
+        metrics=metrics,
+        steady_ms=clock,
+        is_current=always,
+        record=recorded,
+    )
+    return counting, trimmer
+
+
+async def test_file_is_read_once_for_its_checksum(writer, archive, broker, counted):
+    """A file that was compared is not read again while it is the same, however often a trim fails."""
+    counting, trimmer = counted
+    base = writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker.fail_next("trim", broker_unavailable("trim"))
+
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 0
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+
+    assert counting.read == [base]
+
+
+async def test_file_that_was_just_uploaded_is_not_read_again(writer, archive, counted):
+    """An upload has read the file for its checksum; only another identity makes a trim read it."""
+    counting, trimmer = counted
+    base, changed = writer.closed_segment(), writer.closed_segment()
+    manifest = await archived(writer, archive)
+    for segment in observed(writer).log.closed_segments:
+        trimmer.note_proved(segment.base_offset, segment.identity)
+    writer.flip_byte(changed)
+
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+
+    assert counting.read == [changed]
+    assert base not in writer.bases_on_disk
+
+
+async def test_refused_trim_pauses(writer, archive, trimmer, broker, clock):
+    """After a refusal for good the broker is left alone for a while, then asked again."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker.denied.add("orders")
+
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 0
+    clock.now_ms += DENIED_PAUSE_MS - 1
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 0
+    assert len(broker.trims) == 1
+
+    broker.denied.clear()
+    clock.now_ms += 1
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+
+
+async def test_refused_trim_is_counted(writer, archive, trimmer, broker, metrics):
+    """A refusal is a failure by the name of its error."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker.denied.add("orders")
+
+    await trimmer.trim(manifest, observed(writer, target_bytes=0))
+
+    labels = {"topic": "orders", "error": BrokerDenied.__name__}
+    assert metrics.registry.get_sample_value("tieringd_trim_failures_total", labels) == 1
+
+
+@pytest.mark.parametrize("error", [broker_unavailable("trim"), LocalFileError("busy", path="/x")])
+async def test_failed_trim_is_tried_again_at_once(writer, archive, trimmer, broker, error):
+    """A failure that may pass costs nothing but this trim."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker.fail_next("trim", error)
+
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 0
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+
+
+async def test_segments_on_their_way_out_are_not_asked_for_again(writer, archive, trimmer, broker):
+    """A broker that deletes its files later is asked once."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker._keeps_trimmed_files = True
+
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 0
+
+    assert len(broker.trims) == 1
+    broker.delete_trimmed()
+    assert writer.bases_on_disk == writer.bases[-1:]
+
+
+async def test_age_counts_from_the_upload_at_the_latest(writer, archive, trimmer, clock):
+    """By time, a segment goes once it is as old as the target says."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+
+    clock.now_ms += 999
+    assert await trimmer.trim(manifest, observed(writer, target_ms=1000)) == 0
+    clock.now_ms += 10
+    assert await trimmer.trim(manifest, observed(writer, target_ms=1000)) == 1
+
+
+async def test_archiver_trims_only_what_its_step_has_committed(writer, store, broker, archive):
+    """Within one step, the trim comes after the commit that makes it safe."""
+    writer.closed_segment()
+    order: list[str] = []
+    put, trim = store.put, broker.trim
+
+    async def noting_put(key, body, *, crc32c, condition=None):
+        done = await put(key, body, crc32c=crc32c, condition=condition)
+        order.append(key.rpartition(".")[2] if key.endswith(("log", "index")) else "manifest")
+        return done
+
+    async def noting_trim(leadership, log, *, before_offset, needs_every_replica):
+        order.append("trim")
+        return await trim(leadership, log, before_offset=before_offset)
+
+    store.put, broker.trim = noting_put, noting_trim
+    archiver = archiver_of(writer, archive_in(store), broker)
+
+    result = await archiver.step(observed(writer, target_bytes=0))
+
+    assert (result.uploaded, result.trimmed, result.made_progress) == (1, 1, False)
+    assert order == ["manifest", "log", "index", "manifest", "trim"]
+
+
+async def test_trim_is_refused_once_leadership_has_moved(writer, archive, trimmer, broker, metrics):
+    """The broker leads again, and under a later epoch: what was decided before it is off."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    seen = observed(writer, target_bytes=0)
+    broker.epochs[writer.name] = 2
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert await trimmer.trim(manifest, seen) == 0
+    assert [one["event"] for one in lines] == ["trim failed"], "it is said once"
+    assert writer.log_start_offset == 0
+    labels = {"topic": "orders", "error": "LeadershipChanged"}
+    assert metrics.registry.get_sample_value("tieringd_trim_failures_total", labels) == 3
+
+
+async def test_trim_waits_for_all_replicas_where_another_could_be_elected(writer, archive, trimmer, broker):
+    """A replica that lacks the records may lead one day. A full disk does not wait for it."""
+    for _ in range(2):
+        writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker.lagging.add(writer.name)
+    risky = observed(writer, target_bytes=0, may_elect_uncleanly=True)
+    assert await trimmer.trim(manifest, risky) == 0
+    trimmer.cloud_gc_offset = writer.bases[1]
+    kept = observed(writer, may_elect_uncleanly=True)
+    assert await trimmer.trim(manifest, kept) == 1
+    broker.lagging.clear()
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0, may_elect_uncleanly=True)) == 1
+
+
+async def test_replica_that_lags_holds_no_trim_up_where_it_cannot_be_elected(
+    writer, archive, trimmer, broker
+):
+    """A clean election loses nothing that is committed, and a broker may be away for days."""
+    writer.closed_segment()
+    manifest = await archived(writer, archive)
+    broker.lagging.add(writer.name)
+    assert await trimmer.trim(manifest, observed(writer, target_bytes=0)) == 1
+
+
+async def test_what_was_proved_is_remembered_while_it_is_on_disk(writer, archive, metrics, broker):
+    """Where the broker's own retention takes every segment, nothing is remembered of those that are gone."""
+    archiver = archiver_of(writer, archive, broker, metrics=metrics)
+    for _ in range(20):
+        writer.closed_segment()
+        while (await archiver.step(observed(writer))).uploaded:
+            pass
+        while len(writer.bases_on_disk) > 2:
+            writer.drop_head()
+    await archiver.step(observed(writer))
+    assert len(archiver._trimmer._proved) <= 2

@@ -1,0 +1,381 @@
+"""
+Archive retention: one partition's stored segments that are past total retention go, in two steps.
+
+So do those whose records a user deleted on the broker (`policies.user_deletion`).
+First the manifest no longer names them, and from then on they do not exist for readers. Their
+objects follow after a delay, for readers that began before. Each step is a commit under our leader
+epoch; a crash between them leaves a manifest that says what is still to be deleted.
+
+What compactions replaced is held for longer: until no election can cut off what they rest on.
+
+What goes, and why the rest stays, is decided in `policies.total_retention` and `policies.record_removal`.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, islice, takewhile
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.archive.retired_objects import unnamed
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.model.redating import with_upload_times
+from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spilling import spillover_deleted, spillover_expired
+from tieringd.policies.record_removal import LogLook, plan_release
+from tieringd.policies.retention_time import NOTHING_IS_OLD_MS
+from tieringd.policies.total_retention import FirstLook, expiry_due_ms, plan_total_retention
+from tieringd.policies.user_deletion import users_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archive.spillover_manifests import SpilloverManifests
+    from tieringd.archiving.claim import Claim
+    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.remote_log import RemoteLog
+    from tieringd.archiving.upload_times import UploadTimes
+    from tieringd.metrics import Metrics
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Retired
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import RemoteSegment
+    from tieringd.policies.total_retention import TotalRetentionPlan
+    from tieringd.storage.archive_clock import ArchiveClock
+
+log = structlog.get_logger(__name__)
+
+SPILLED_PARTS_MAX = 16
+"""Spillover manifests that one look goes through: what expires later is for later looks."""
+DELETED_AT_ONCE_MAX = 500
+"""Segments whose objects are deleted in one step: uploads do not wait long behind a large deletion."""
+
+
+LOOKS_TO_RELEASE = 2
+"""A broker that crashed may show a log start that comes back lower."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """When total retention was looked at last, and on what."""
+
+    seen: Observation
+    at_ms: int
+
+
+class ArchiveRetention:
+    """
+    Keep one partition's archive within its total retention.
+
+    Owned by the partition's archiver and used within its step, after the archive was seen to be on
+    the leader's lineage.
+    """
+
+    def __init__(
+        self,
+        partition: TopicIdPartition,
+        *,
+        claim: Claim,
+        remote_log: RemoteLog,
+        spillovers: SpilloverManifests,
+        upload_times: UploadTimes,
+        metrics: Metrics,
+        clock: ArchiveClock,
+    ) -> None:
+        self._spillovers = spillovers
+        self._partition = partition
+        self._claim = claim
+        self._remote_log = remote_log
+        self._metrics = metrics
+        self._upload_times = upload_times
+        self._clock = clock
+        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._last: _Look | None = None
+        self._first: FirstLook | None = None
+        self._log_looks: tuple[LogLook, ...] = ()
+        """The last two, at most."""
+        self._log_look: int | None = None
+        """The number of the last one."""
+        self._awaits_look = False
+        """Whether the last look alone would let go of what is held."""
+
+    async def step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
+        """
+        Delete objects that are due, then let go of what is past retention; return the segments of both.
+
+        Where a spillover manifest is missing or damaged nothing goes, and whoever called goes on.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            StorageUnavailable: Another step goes on from here.
+        """
+        try:
+            return await self._step(stored, seen)
+        except (ObjectNotFound, CorruptDataError) as error:
+            self._last = _Look(seen, self._clock())
+            self._log.error(
+                "nothing is deleted: the archive's older segments cannot be told", error=str(error)
+            )
+            return self._claim.newest(stored), 0
+
+    async def _step(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
+        delay_ms = seen.topic.retention_pace.delete_delay_ms
+        stored = await self._release(stored, seen)
+        stored, deleted = await self._delete_spilled(stored, delay_ms=delay_ms)
+        if not deleted:
+            stored, deleted = await self._delete_retired(stored, delay_ms=delay_ms)
+        if self._is_due(stored.existing, seen):
+            stored, expired = await self._look(stored, seen)
+            return stored, deleted + expired
+        return stored, deleted
+
+    def due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
+        """Return from when on a step has something to do, if nothing but the time changes."""
+        pace = seen.topic.retention_pace
+        times = [one.retired_at_ms for one in islice(_free(manifest), 1)]
+        if manifest.spillover is not None:
+            times += [one.retired_at_ms for one in manifest.spillover.retired[:1]]
+        retired_at_ms = min(times, default=math.inf)
+        if self._awaits_look:
+            return -math.inf
+        return min(retired_at_ms + pace.delete_delay_ms, self._look_due_ms(manifest, seen))
+
+    def _look_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
+        """Return from when on `_is_due` says so and a look may find something."""
+        if not manifest.segment_count:
+            # `_is_due` never looks at these, and a due time that has passed would end the archiver's rest.
+            return math.inf
+        if self._last is None:
+            return -math.inf
+        interval_ms = seen.topic.retention_pace.interval_ms
+        look_ms = -math.inf
+        if seen.shows_same(self._last.seen):
+            look_ms = expiry_due_ms(manifest, seen.topic.total, self._first, interval_ms=interval_ms)
+        return max(look_ms, self._last.at_ms + interval_ms)
+
+    async def _release(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
+        """
+        Stop holding what compactions replaced, where two looks at the log say that it is settled.
+
+        A commit of its own: objects go only after it, so that what is held can always take its place again.
+        """
+        if seen.look == self._log_look:
+            return stored
+        self._log_look = seen.look
+        topic = seen.topic
+        look = LogLook(
+            seen.bounds.log_start_offset,
+            keeps_all=topic.is_compact_only and bool(topic.never_trimmed_because),
+        )
+        self._log_looks = (*self._log_looks[-1:], look)
+        manifest = stored.existing
+        self._awaits_look = bool(plan_release(manifest, (look,)))
+        if len(self._log_looks) < LOOKS_TO_RELEASE:
+            return stored
+        release = plan_release(manifest, self._log_looks)
+        if not release or not await self._claim.is_current():
+            return stored
+        self._awaits_look = False
+        left = manifest.released(release.settled).released(release.in_log, is_settled=False)
+        if release.is_all_settled:
+            left = replace(left, unsettled=None)
+        self._log.info(
+            "what compactions replaced is not held any more",
+            settled=len(release.settled),
+            in_log=len(release.in_log),
+        )
+        return await self._claim.commit(stored, left)
+
+    def _is_due(self, manifest: PartitionManifest, seen: Observation) -> bool:
+        """Say whether it is time for a look; a clock that was set back does not put one off."""
+        if not manifest.segment_count:
+            return False
+        if self._last is None:
+            return True
+        if self._last.seen.look == seen.look:
+            return False  # It would confirm itself.
+        passed_ms = self._clock() - self._last.at_ms
+        return not 0 <= passed_ms < seen.topic.retention_pace.interval_ms
+
+    async def _look(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
+        """Let go of what this look and an earlier one find; return how many segments that were."""
+        now_ms, first = self._clock(), self._first
+        # One reading for the whole look: what was not looked up does not become old on the way.
+        ages_ms = self._clock.ages_ms(stored.existing.committed_at_ms)
+        stored, oldest = await self._with_upload_times(stored, seen, ages_ms=ages_ms)
+        manifest = stored.existing
+        log_start_offset = seen.bounds.log_start_offset
+        deleted_before = users_start(seen.log, manifest, log_start_offset=log_start_offset)
+        plan = partial(
+            plan_total_retention,
+            manifest,
+            seen.log,
+            seen.topic.total,
+            log_start_offset=log_start_offset,
+            now_ms=ages_ms,
+        )
+        found = plan(oldest=oldest, deleted_before=deleted_before)
+        agreed = plan(
+            up_to=first.start_offset if first else manifest.start_offset,
+            oldest=oldest,
+            deleted_before=_smaller(deleted_before, first.deleted_before if first else None),
+        )
+        if agreed.first_offset > manifest.start_offset:
+            left = _without(manifest, agreed, oldest, now_ms=now_ms)
+            stored = await self._claim.commit(stored, left)
+            self._metrics.expired.segments.labels(self._partition.topic).inc(agreed.segments)
+            self._metrics.expired.size_bytes.labels(self._partition.topic).inc(agreed.size_bytes)
+            self._log.info(
+                "archived records are past total retention, or a user deleted them",
+                start_offset=left.start_offset,
+                deleted_before=deleted_before,
+                segments=agreed.segments,
+                size_bytes=agreed.size_bytes,
+                objects_go_in_seconds=seen.topic.retention_pace.delete_delay_ms / 1000,
+            )
+        self._last = _Look(seen, now_ms)
+        is_more = found.first_offset > agreed.first_offset
+        self._first = FirstLook(found.start_offset, now_ms, deleted_before) if is_more else None
+        return stored, agreed.segments
+
+    async def _with_upload_times(
+        self, stored: StoredManifest, seen: Observation, *, ages_ms: int
+    ) -> tuple[StoredManifest, SegmentTable | None]:
+        """
+        Return the manifest and the oldest spilled segments, with proven upload times for all that would go.
+
+        So the first one that stays: an impossible upload time must not keep it for ever. Live segments are
+        corrected in the manifest, and spilled ones for this look only.
+        """
+        manifest = stored.existing
+        log_start_offset = seen.bounds.log_start_offset
+        plan = partial(
+            plan_total_retention,
+            manifest,
+            seen.log,
+            seen.topic.total,
+            log_start_offset=log_start_offset,
+            now_ms=ages_ms,
+            deleted_before=users_start(seen.log, manifest, log_start_offset=log_start_offset),
+        )
+        oldest = await self._oldest_spilled(manifest, plan)
+        if seen.topic.total.limit_ms is None or ages_ms == NOTHING_IS_OLD_MS:
+            return stored, oldest
+        table = manifest.segments if oldest is None else oldest
+        going = table.head(min(len(table), plan(oldest=oldest).segments + 1))
+        if oldest is None:
+            return await self._upload_times.proven(stored, going, now_ms=ages_ms), None
+        wrong = await self._upload_times.corrections(going, now_ms=ages_ms)
+        return stored, with_upload_times(oldest, wrong)
+
+    async def _oldest_spilled(
+        self, manifest: PartitionManifest, plan: Callable[..., TotalRetentionPlan]
+    ) -> SegmentTable | None:
+        """
+        Return the oldest segments that are held, where they are spilled: no more than one look is for.
+
+        No part is loaded that is far behind the first segment that stays by *plan*.
+        """
+        if manifest.live_offset == manifest.start_offset:
+            return None
+        oldest = SegmentTable.of()
+        async with aclosing(self._spillovers.pieces(manifest, from_offset=manifest.start_offset)) as pieces:
+            loaded = 0
+            async for piece in pieces:
+                if piece.start_offset >= manifest.live_offset or loaded == SPILLED_PARTS_MAX:
+                    break
+                oldest, loaded = SegmentTable.joined([oldest, piece.segments]), loaded + 1
+                # A plan looks at each row: it is made for twice as many each time.
+                if loaded.bit_count() == 1 and plan(oldest=oldest).segments < len(oldest):
+                    break
+        return oldest
+
+    async def _delete_spilled(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
+        """Delete what expired long enough ago of the spilled segments; return how many were looked at."""
+        manifest, spillover = stored.existing, stored.existing.spillover
+        limit_ms = self._clock.ages_ms(manifest.committed_at_ms) - delay_ms
+        marks = list(
+            takewhile(lambda one: one.retired_at_ms <= limit_ms, spillover.retired if spillover else ())
+        )
+        if spillover is None or not marks or not await self._claim.is_current():
+            return stored, 0
+        due: list[RemoteSegment] = []
+        begin, end = spillover.begin_offset, marks[-1].next_offset
+        async with aclosing(self._spillovers.parts(manifest, from_offset=begin)) as parts:
+            async for part in parts:
+                due += part.segments.overlapping(max(begin, part.base_offset), min(end, part.next_offset))
+                if len(due) >= DELETED_AT_ONCE_MAX or part.next_offset >= end:
+                    break
+        due = due[:DELETED_AT_ONCE_MAX]
+        gone = unnamed(manifest, due)
+        await self._remote_log.delete_segments(self._partition, gone)
+        next_offset = due[-1].next_offset
+        # What ends before has nothing that is held or to be deleted, whichever daemon left it. It is listed
+        # before the commit: that proves that no successor had claimed the archive then. A successor may
+        # begin anew at lower offsets, and its parts are not to go when this process was stopped after it.
+        ended = await self._spillovers.ending_before(self._partition, next_offset)
+        stored = await self._claim.commit(stored, spillover_deleted(manifest, next_offset))
+        await self._spillovers.delete(self._partition, ended)
+        self._metrics.expired.deleted_segments.labels(self._partition.topic).inc(len(gone))
+        self._log.info(
+            "objects of spilled segments deleted from the archive",
+            segments=len(gone),
+            spillover_manifests=len(ended),
+            next_offset=next_offset,
+        )
+        return stored, len(due)
+
+    async def _delete_retired(self, stored: StoredManifest, *, delay_ms: int) -> tuple[StoredManifest, int]:
+        """Delete the objects of what left the manifest long enough ago; return how many segments that is."""
+        manifest = stored.existing
+        ages_ms = self._clock.ages_ms(manifest.committed_at_ms)
+        # In their order, which is not that of time where a clock was set back: the first ones are forgotten.
+        due = [
+            one.segments
+            for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= ages_ms, _free(manifest))
+        ]
+        # A leader that does not know yet that it was deposed leaves this to its successor. Should it be
+        # stopped right here, nothing is lost either: a name holds the epoch and the process that uploaded it,
+        # so no successor gives these names to anything again.
+        if not due or not await self._claim.is_current():
+            return stored, 0
+        segments = tuple(islice(chain.from_iterable(due), DELETED_AT_ONCE_MAX))
+        await self._remote_log.delete_segments(self._partition, unnamed(manifest, segments))
+        stored = await self._claim.commit(stored, manifest.forgotten(len(segments)))
+        self._metrics.expired.deleted_segments.labels(self._partition.topic).inc(len(segments))
+        self._log.info(
+            "objects deleted from the archive",
+            segments=len(segments),
+            size_bytes=sum(segment.size_bytes for segment in segments),
+        )
+        return stored, len(segments)
+
+
+def _without(
+    manifest: PartitionManifest, plan: TotalRetentionPlan, oldest: SegmentTable | None, *, now_ms: int
+) -> PartitionManifest:
+    """Return *manifest* without what *plan* lets go of; *oldest* as it was made for."""
+    table, left = manifest.segments if oldest is None else oldest, manifest
+    if plan.segments and oldest is None:
+        left = left.expired(plan.segments, now_ms=now_ms)
+    elif plan.segments:
+        left = spillover_expired(left, table.head(plan.segments), now_ms=now_ms)
+    if plan.inside_offset is None:
+        return left
+    return left.starting_inside(table[plan.segments], plan.inside_offset, now_ms=now_ms)
+
+
+def _free(manifest: PartitionManifest) -> Iterator[Retired]:
+    """Yield what has left *manifest* and is not held, in its order."""
+    return (one for one in manifest.retired if not one.is_held)
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    """Return the offset that both looks agree on; None where one of them saw none."""
+    return None if one is None or other is None else min(one, other)

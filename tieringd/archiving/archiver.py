@@ -1,0 +1,442 @@
+"""
+The archiver: one partition's closed segments into the bucket, and out of the local log.
+
+A step is observe, decide, act, record. The order of effects is data, index, manifest, trim:
+a crash after any of them loses nothing, and leaves at most objects that nobody names.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.archiving.archive_retention import ArchiveRetention
+from tieringd.archiving.change_queue import ChangeQueue
+from tieringd.archiving.claim import Claim
+from tieringd.archiving.gap_recorder import GapRecorder
+from tieringd.archiving.hint_publisher import HintPublisher
+from tieringd.archiving.hole_watch import HoleWatch
+from tieringd.archiving.lineage_keeper import LineageKeeper
+from tieringd.archiving.partition_gauges import PartitionGauges
+from tieringd.archiving.quarantine import Quarantine
+from tieringd.archiving.spiller import Spiller
+from tieringd.archiving.step_result import StepResult
+from tieringd.archiving.trimmer import Trimmer
+from tieringd.archiving.upload_line import Urgency
+from tieringd.archiving.upload_times import UploadTimes
+from tieringd.archiving.uploader import Uploader, UploadOutcome
+from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
+from tieringd.formats.record_batch import OldMagicError
+from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.epoch_history import clipped, completed
+from tieringd.policies.loss import rescue_due_ms, seconds_to_loss
+from tieringd.policies.upload import UploadLimits, UploadPlan, plan_uploads, upload_due_ms
+from tieringd.policies.user_deletion import users_start
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+    from tieringd.archiving.manifest_change import ManifestChange
+    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.remote_log import RemoteLog
+    from tieringd.archiving.segment_copier import CopiedSegment
+    from tieringd.broker.base import Broker
+    from tieringd.broker.layout import Layout
+    from tieringd.metrics import Metrics
+    from tieringd.model.partition import Leadership
+    from tieringd.model.segment import SegmentSlice
+    from tieringd.storage.archive_clock import ArchiveClock
+
+log = structlog.get_logger(__name__)
+
+_STORE_ERRORS = (StorageError, StorageUnavailable)
+
+
+class Archiver:
+    """
+    Keep one partition's remote log up to date with its local log, under one leader epoch.
+
+    Owned by the reconciler. `step` is called by one task at a time, and may be cancelled at
+    any await: what is known of the bucket changes only after the bucket did. A `FencedError`
+    ends the archiver's life.
+    """
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        *,
+        broker: Broker,
+        remote_log: RemoteLog,
+        manifests: ManifestStore,
+        metrics: Metrics,
+        limits: UploadLimits,
+        clock: ArchiveClock,
+        layout: Layout,
+        known: StoredManifest | None = None,
+    ) -> None:
+        """Take the parts; *known* is the manifest as this daemon saw it while it followed."""
+        self._leadership = leadership
+        self._layout = layout
+        self._partition = leadership.partition
+        self._metrics = metrics
+        self._limits = limits
+        self._clock = clock
+        self._log = log.bind(
+            topic=leadership.partition.topic,
+            partition=leadership.partition.partition,
+            leader_epoch=leadership.leader_epoch,
+        )
+        self._claim = Claim(leadership, manifests, metrics=metrics, known=known)
+        self._changes = ChangeQueue(self._claim)
+        self._lineage = LineageKeeper(
+            leadership, self._claim, layout=layout, spillovers=manifests.spillovers, now_ms=clock
+        )
+        self._holes = HoleWatch()
+        self._uploader = Uploader(leadership, remote_log)
+        self._quarantine = Quarantine(leadership.partition, metrics=metrics)
+        self._gauges = PartitionGauges(leadership.partition, metrics=metrics)
+        self._gaps = GapRecorder(leadership.partition, claim=self._claim, now_ms=clock)
+        self._has_reported = False
+        self._rests_on: Observation | None = None
+        """What the last step saw, when that left nothing to do."""
+        self._rests_since_ms = 0
+        self._rests_until_ms = 0.0
+        self._upload_times = UploadTimes(
+            leadership.partition, claim=self._claim, remote_log=remote_log, clock=clock
+        )
+        self._hint = HintPublisher(
+            leadership.partition, claim=self._claim, ages_ms=self._upload_times.ages_ms
+        )
+        self._retention = ArchiveRetention(
+            leadership.partition,
+            claim=self._claim,
+            remote_log=remote_log,
+            spillovers=manifests.spillovers,
+            upload_times=self._upload_times,
+            metrics=metrics,
+            clock=clock,
+        )
+        self._spiller = Spiller(leadership.partition, claim=self._claim, spillovers=manifests.spillovers)
+        self.on_offer: Callable[[], None] = lambda: None
+        """Called when there is an offer, so that whoever calls `step` does it soon."""
+        self.backlog_bytes = 0
+        """Bytes of the closed, stable segments that were not durable at the last look."""
+        self._trimmer = Trimmer(
+            leadership,
+            broker=broker,
+            remote_log=remote_log,
+            metrics=metrics,
+            steady_ms=clock.steady_ms,
+            is_current=self._claim.is_current,
+            record=self._claim.record_trim,
+        )
+
+    @property
+    def quarantine_fault(self) -> str:
+        """Return why the partition is quarantined; empty when it is not."""
+        return self._quarantine.fault
+
+    @property
+    def manifest(self) -> PartitionManifest | None:
+        """Return the manifest as last read or written; None while it is not known for certain."""
+        return self._claim.manifest
+
+    @property
+    def last_manifest(self) -> PartitionManifest | None:
+        """Return the manifest as it was when it was last known, also while the store is away."""
+        return self._claim.last_manifest
+
+    def confirm_leadership(self, *, until: float) -> None:
+        """Note that the cluster still named this broker the leader; *until* is in loop time."""
+        self._uploader.confirm_leadership(until=until)
+
+    def set_limits(self, limits: UploadLimits) -> None:
+        """Plan by *limits* from the next step on."""
+        self._limits = limits
+        self._rests_on = None
+
+    def request_space(self, next_offset: int) -> None:
+        """Let go of what is durable before *next_offset* with the next step: the disk needs room."""
+        self._trimmer.cloud_gc_offset = next_offset
+        self._rests_on = None
+
+    def offer(self, change: ManifestChange) -> asyncio.Future[None]:
+        """
+        Have *change* committed by the next step, between its uploads and what retention does.
+
+        The future ends when the change was committed or given up; with the step's error where the step
+        failed before that, so that nobody waits longer than a step; and cancelled with the archiver.
+        `change_queue.ended` waits for it.
+        """
+        future = self._changes.offer(change)
+        self.on_offer()
+        return future
+
+    def close(self) -> None:
+        """Cancel what was offered: no step comes any more."""
+        self._changes.close()
+
+    def rest_due_ms(self, seen: Observation) -> float:
+        """Return until when a step on *seen* has nothing to do; minus infinity where it is not done yet."""
+        is_done = seen.shows_same(self._rests_on) and not self._changes
+        return self._rests_until_ms if is_done else -math.inf
+
+    def is_at_rest(self, seen: Observation) -> bool:
+        """Say whether a step on *seen* has nothing to do: it was done, and no time limit has passed since."""
+        # A clock that was set back does not prolong the rest.
+        return self._rests_since_ms <= self._clock() < self.rest_due_ms(seen)
+
+    async def step(self, seen: Observation) -> StepResult:
+        """
+        Upload one batch of eligible segments, commit them and what was offered, then trim what is durable.
+
+        Raises:
+            FencedError: Another writer owns the partition now.
+            RetryableError: Nothing is wrong with the data; what could be committed has been.
+            CorruptDataError: The stored manifest is damaged.
+        """
+        try:
+            result = await self._step(seen)
+        except TieringError as error:
+            self._changes.fail(error)
+            raise
+        if result.waits_for_lineage:
+            self._changes.fail(RetryableError(f"{self._partition} waits: {result.waits_because}"))
+        return result
+
+    async def _step(self, seen: Observation) -> StepResult:
+        self._rests_on = None
+        self._holes.note(seen)
+        last = self.last_manifest
+        self.backlog_bytes = plan_uploads(
+            seen.uploadable,
+            seen.bounds,
+            next_offset=last.next_offset if last else None,
+            limits=self._limits,
+        ).pending_bytes
+        await self._claim.look_for_edits(seen.topic.retention_pace, now_ms=self._clock())
+        stored = await self._claim.current(
+            lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
+        )
+        self._report_coverage(stored.existing, seen)
+        stored, waits_because = await self._lineage.keep(stored, seen, new_holes=self._holes.new)
+        if waits_because:
+            left = self._publish(stored.existing, seen)
+            return StepResult(
+                pending_segments=left.pending_segments,
+                waits_because=waits_because,
+                waits_for_lineage=True,
+                needs_another_look=bool(self._holes.new),
+            )
+        stored = await self._spiller.take_back(stored, seen)
+        stored = await self._upload_times.keep(stored, seen)
+        plan = self._plan(stored.existing, seen)
+        self._quarantine.lift(seen.uploadable)
+        slices = self._quarantine.passes(plan.slices)
+
+        stored, gaps, plan_holds = await self._gaps.record_missing(stored, plan, seen)
+        uploaded, failure = 0, None
+        if plan_holds:
+            stored, uploaded, skipped, failure = await self._upload(stored, slices, seen)
+            gaps += skipped
+        trimmed = expired = 0
+        if not self._quarantine.fault and (failure is None or isinstance(failure, _STORE_ERRORS)):
+            # What is durable may go, the more so when the store is full or away.
+            stored, trimmed_by = await self._hint.step(stored, seen)
+            if not self._awaits_users_start(stored.existing, seen):
+                trimmed = await self._trimmer.trim(trimmed_by, seen)
+                stored = self._claim.newest(stored)
+        looked_at_version = stored.version
+        if failure is None:
+            stored = await self._changes.commit_all(stored)
+            if self._uploader.is_confirmed:
+                # Else this look is an old one: it would confirm itself.
+                stored, expired = await self._retention.step(stored, seen)
+            trimmed += await self._trimmer.trim_expired(stored.existing, seen)
+            stored = await self._spiller.step(stored, seen)
+        left = self._publish(stored.existing, seen)
+        if isinstance(failure, TieringError):
+            raise failure
+        # What was committed after the trim was planned may let more go: a replaced segment fits its file now.
+        is_changed = stored.version != looked_at_version
+        has_acted = bool(plan.slices or trimmed or expired or is_changed)
+        if not (has_acted or self.quarantine_fault or left.held_by_transaction):
+            self._rests_on, self._rests_since_ms = seen, self._clock()
+            self._rests_until_ms = self._due_ms(stored.existing, seen)
+        return StepResult(
+            uploaded=uploaded,
+            trimmed=trimmed,
+            expired=expired,
+            gaps=gaps,
+            pending_segments=left.pending_segments,
+            waits_because=left.waits_because,
+            fault=self.quarantine_fault,
+            needs_another_look=bool(plan.slices) and not plan_holds,
+        )
+
+    def _awaits_users_start(self, manifest: PartitionManifest, seen: Observation) -> bool:
+        """
+        Say whether a trim is put off until the archive has followed a user's DeleteRecords.
+
+        A trim of ours would move the log's start past the user's. A disk that needs room comes first.
+        """
+        start_offset = users_start(seen.log, manifest, log_start_offset=seen.bounds.log_start_offset)
+        return start_offset is not None and self._trimmer.cloud_gc_offset is None
+
+    def _due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
+        """Return from when on there is something to do, if nothing but the time changes."""
+        due_ms = min(
+            self._hint.due_ms(manifest, seen),
+            self._retention.due_ms(manifest, seen),
+            self._claim.edits_due_ms(seen.topic.retention_pace),
+        )
+        if seen.bounds.last_stable_offset <= manifest.next_offset:
+            return due_ms
+        return min(due_ms, self._open_upload_due_ms(manifest, seen))
+
+    def _open_upload_due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
+        """Return from when on what is stable is uploaded although its segment is not closed."""
+        if not self._limits.cuts_segments:
+            return math.inf
+        # The broker beside us deletes by this host's clock, right or wrong.
+        now_ms = self._clock()
+        behind_ms = now_ms - self._clock.wall_ms()
+        return min(
+            upload_due_ms(manifest, interval_ms=self._limits.max_interval_ms, now_ms=now_ms),
+            rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms) + behind_ms,
+        )
+
+    def _begin(self, seen: Observation) -> PartitionManifest:
+        first_offset = seen.uploadable.first_offset
+        start_offset = seen.bounds.log_start_offset if first_offset is None else first_offset
+        return PartitionManifest.begin(self._partition, start_offset=start_offset, now_ms=self._clock())
+
+    def _report_coverage(self, manifest: PartitionManifest, seen: Observation) -> None:
+        """Say once how archive and local log lie to each other, as after a pause or a change of leader."""
+        if self._has_reported:
+            return
+        self._has_reported = True
+        plan = self._plan(manifest, seen)
+        self._log.info(
+            "archiving",
+            archive_start_offset=manifest.start_offset,
+            archive_next_offset=manifest.next_offset,
+            local_first_offset=seen.uploadable.first_offset,
+            last_stable_offset=seen.bounds.last_stable_offset,
+            missing_offsets=plan.missing.last_offset - plan.missing.base_offset + 1 if plan.missing else 0,
+        )
+
+    def _plan(self, manifest: PartitionManifest, seen: Observation) -> UploadPlan:
+        return plan_uploads(
+            seen.uploadable,
+            seen.bounds,
+            next_offset=manifest.next_offset,
+            limits=self._limits,
+            is_overdue=self._clock() >= self._open_upload_due_ms(manifest, seen),
+        )
+
+    async def _upload(
+        self, stored: StoredManifest, slices: Sequence[SegmentSlice], seen: Observation
+    ) -> tuple[StoredManifest, int, int, TieringError | None]:
+        """
+        Copy *slices* side by side and commit the longest prefix that succeeded.
+
+        Returns the stored manifest, the slices committed, the gaps recorded for segments that
+        can never be copied, and the failure that ended the prefix.
+        """
+        outcome = await self._uploader.upload(
+            seen.uploadable,
+            slices,
+            next_offset=stored.existing.next_offset,
+            urgency=self._urgency(stored.existing, seen),
+            final_holes=self._holes.confirmed,
+        )
+        if outcome.admitted:
+            appended = self._appended(stored.existing, outcome.admitted, seen)
+            appended_bytes = sum(copy.remote.size_bytes for copy in outcome.admitted)
+            stored = await self._hint.commit_with_hint(stored, appended, seen, appended_bytes=appended_bytes)
+            for copy in outcome.admitted:
+                if copy.part.is_whole:
+                    self._trimmer.note_proved(copy.remote.base_offset, copy.part.segment.identity)
+        stored, gaps, failure = await self._after_failure(stored, outcome)
+        return stored, len(outcome.admitted), gaps, failure
+
+    async def _after_failure(
+        self, stored: StoredManifest, outcome: UploadOutcome
+    ) -> tuple[StoredManifest, int, TieringError | None]:
+        """Record or quarantine what can never be copied; hand back any other failure."""
+        failed, failure = outcome.failed, outcome.failure
+        if failed is None:
+            return stored, 0, None
+        if isinstance(failure, OldMagicError):
+            reason = "message format v0/v1 is not archived"
+            stored = await self._gaps.record(stored, failed.base_offset, failed.next_offset - 1, reason)
+            return stored, 1, None
+        if isinstance(failure, CorruptDataError):
+            self._quarantine.enter(failed.segment, failure)
+            return stored, 0, None
+        return stored, 0, failure
+
+    def _appended(
+        self, manifest: PartitionManifest, admitted: Sequence[CopiedSegment], seen: Observation
+    ) -> PartitionManifest:
+        """
+        Return *manifest* with what was copied, and the leader epochs of those offsets.
+
+        They come from the broker's own history as far back as it goes: batches do not show an epoch
+        whose records compaction removed. What only pins hold is mostly older.
+
+        Raises:
+            CorruptDataError: The local epochs go back behind the archived ones.
+        """
+        first, last = admitted[0].remote, admitted[-1].remote
+        known = clipped(seen.log.epochs, base_offset=first.base_offset, next_offset=last.next_offset)
+        epochs = completed(known, [epoch for copy in admitted for epoch in copy.index.epochs])
+        try:
+            crossing = chain.from_iterable(copy.crossing for copy in admitted)
+            appended = manifest.appended([copy.remote for copy in admitted], epochs, crossing)
+        except ValueError as error:
+            raise CorruptDataError(
+                f"the local leader epochs do not follow the archived ones: {error}",
+                source=seen.log.partition.path,
+                offset=first.base_offset,
+            ) from error
+        # What tells a Redpanda log's offsets after its head was trimmed and this process is gone.
+        translation = self._layout.translation_at(seen.log, appended.next_offset)
+        return replace(appended, translation=translation or appended.translation)
+
+    def _urgency(self, manifest: PartitionManifest, seen: Observation) -> Urgency:
+        return Urgency(
+            seconds_to_loss=self._seconds_to_loss(manifest, seen),
+            backlog_bytes=sum(segment.size_bytes for segment in seen.log.closed_segments),
+        )
+
+    def _seconds_to_loss(self, manifest: PartitionManifest, seen: Observation) -> float:
+        return seconds_to_loss(
+            seen.log,
+            next_offset=manifest.next_offset,
+            log_end_offset=seen.bounds.log_end_offset,
+            retention_ms=seen.topic.broker_retention_ms,
+            retention_bytes=seen.topic.broker_retention_bytes,
+            now_ms=self._clock.wall_ms(),
+        )
+
+    def _publish(self, manifest: PartitionManifest, seen: Observation) -> UploadPlan:
+        """Set the partition's gauges from what is true after the step; return what is left."""
+        plan = self._plan(manifest, seen)
+        self.backlog_bytes = plan.pending_bytes
+        self._gauges.publish(
+            manifest,
+            seen,
+            plan,
+            seconds_to_loss=self._seconds_to_loss(manifest, seen),
+            now_ms=self._clock.wall_ms(),
+            steady_ms=self._clock.steady_ms(),
+        )
+        return plan

@@ -1,0 +1,154 @@
+"""
+The bookkeeper: what a daemon asks of the object store besides its archivers, apart from the rounds.
+
+Topic manifests are read and kept, followed manifests kept fresh, retention taken over. All of it
+may wait for a store that hangs. A round of reconciliation must not: it is what pins the files
+that a broker deletes meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import STORE_FAULTS, TieringError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tieringd.archiving.follower import Follower
+    from tieringd.archiving.observer import World
+    from tieringd.topics.first_sight import FirstSight
+    from tieringd.topics.retention_manager import RetentionManager
+    from tieringd.topics.topic_registry import TopicRegistry
+
+log = structlog.get_logger(__name__)
+
+CLEAN_UP_INTERVAL_SECONDS = 6 * 3600.0
+"""How often the parts of uploads that nobody will finish are looked for: they cost storage, unseen."""
+
+
+class Bookkeeper:
+    """Do the chores of what a round saw. `step` is called by one task at a time."""
+
+    def __init__(
+        self,
+        *,
+        registry: TopicRegistry,
+        follower: Follower,
+        first_sight: FirstSight,
+        retention: RetentionManager,
+        interval_seconds: float,
+        check_store: Callable[[], Awaitable[None]] | None = None,
+        clean_up: Callable[[], Awaitable[int]] | None = None,
+    ) -> None:
+        """
+        Take the parts.
+
+        *check_store* says that the store is fit for use: before that nothing is known of any topic,
+        and so nothing is archived. *clean_up* removes what killed processes left in the store; it
+        returns how much that was.
+        """
+        self._registry = registry
+        self._follower = follower
+        self._first_sight = first_sight
+        self._retention = retention
+        self._check_store = check_store
+        self._clean_up = clean_up
+        self._clean_up_due = 0.0
+        self.interval_seconds = interval_seconds
+        """The bucket is listed for changes once in this time, at most."""
+        self._refresh_due = 0.0
+        self._faults: dict[str, str] = {}
+        self._store_faults: dict[str, str] = {}
+        """Those of them that are the object store's."""
+
+    @property
+    def fault(self) -> str:
+        """Return why a chore could not be done at the last step; empty when all were."""
+        return next(iter(self._faults.values()), "")
+
+    @property
+    def store_fault(self) -> str:
+        """Return which chore the object store kept from being done at the last step; empty for none."""
+        return next(iter(self._store_faults.values()), "")
+
+    @property
+    def knows_topics(self) -> bool:
+        """Say whether the object store has told of the topics: before that nothing is archived."""
+        return self._registry.is_known
+
+    async def step(self, world: World) -> bool:
+        """Do what is due for *world*; return whether another look would find something else."""
+        is_changed = await self.keep_topics(world)
+        await self._follower.step([one.partition for one in world.followed])
+        if self._registry.is_known:
+            await self._try("abandoned uploads cannot be removed", self._remove_abandoned())
+        return is_changed
+
+    async def keep_topics(self, world: World) -> bool:
+        """Read and keep the manifests of topics, and their retention; return as `step` does."""
+        is_changed = False
+
+        async def refresh() -> None:
+            nonlocal is_changed
+            is_changed = await self._refresh(world.cluster)
+
+        await self._try("topic manifests cannot be read", refresh())
+        if self._registry.is_known:
+            wanted = [one.partition for one in world.wanted]
+            # First of all: whatever is archived can be found by it, from the bucket alone.
+            await self._try("topic manifests cannot be kept", self._registry.ensure(wanted))
+            await self._try("topics first seen cannot be recorded", self._record_first_seen(world))
+            await self._try("topics' remote.delete cannot be recorded", self._record_remote_delete(world))
+            await self._try("retention cannot be managed", self._retention.step(world.managed))
+        return is_changed
+
+    async def _remove_abandoned(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._clean_up is None or now < self._clean_up_due:
+            return
+        self._clean_up_due = now + CLEAN_UP_INTERVAL_SECONDS
+        count = await self._clean_up()
+        if count:
+            log.info("abandoned uploads removed", uploads=count)
+
+    async def _record_first_seen(self, world: World) -> None:
+        if world.first_seen:
+            assert world.defaults is not None, "they come with what is first seen"
+            await self._first_sight.step(world.first_seen, world.defaults)
+
+    async def _record_remote_delete(self, world: World) -> None:
+        for key, is_set in world.remote_delete.items():
+            known = self._registry.manifest(key)
+            if known is not None and known.partition_count and known.remote_delete is not is_set:
+                await self._registry.record_remote_delete(key, is_set=is_set)
+
+    async def _refresh(self, cluster: str) -> bool:
+        """Look for changes of topic manifests, if that is due; return whether there were any."""
+        now = asyncio.get_running_loop().time()
+        if now < self._refresh_due:
+            return False
+        if self._check_store is not None:
+            await self._check_store()
+        is_changed = await self._registry.refresh(cluster)
+        self._refresh_due = now + self.interval_seconds
+        return is_changed
+
+    async def _try(self, what: str, chore: Awaitable[None]) -> None:
+        """Do one chore; one that fails is said once, and does not keep the others from being done."""
+        try:
+            await chore
+        except TieringError as error:
+            if what not in self._faults:
+                log.warning(what, error=str(error))
+            self._faults[what] = f"{what}: {error}"
+            self._store_faults.pop(what, None)
+            if isinstance(error, STORE_FAULTS):
+                self._store_faults[what] = self._faults[what]
+        else:
+            self._store_faults.pop(what, None)
+            if self._faults.pop(what, None) is not None:
+                log.info("no longer so", fault=what)

@@ -1,0 +1,157 @@
+"""
+The lineage keeper: sees that an archive's tail is what its partition's leader holds, before it grows.
+
+`policies.lineage` judges; here the logs are read that it needs to know of, and the manifest is
+cut back. Nothing is uploaded, and no object is deleted: what is cut off, no manifest names.
+
+With the tail, winners of compactions may be cut off: the records that went because of them are the latest of
+their keys again. The same commit puts the held segments back. What is not held the leader's log brings back:
+the cut goes as far as such compactions reached (`policies.record_removal`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.broker.open_transactions import open_transactions_at
+from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, why_too_early
+from tieringd.policies.record_removal import cut_for_unsettled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archive.spillover_manifests import SpilloverManifests
+    from tieringd.archiving.claim import Claim
+    from tieringd.archiving.observation import Observation
+    from tieringd.broker.layout import Layout
+    from tieringd.model.local_log import Hole
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import Leadership
+
+log = structlog.get_logger(__name__)
+
+
+class LineageKeeper:
+    """Keep the archive of one partition on its leader's lineage. One task at a time uses it."""
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        claim: Claim,
+        *,
+        layout: Layout,
+        spillovers: SpilloverManifests,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._leadership = leadership
+        self._claim = claim
+        self._layout = layout
+        self._spillovers = spillovers
+        self._now_ms = now_ms
+        self._log = log.bind(
+            topic=leadership.partition.topic,
+            partition=leadership.partition.partition,
+            leader_epoch=leadership.leader_epoch,
+        )
+
+    async def keep(
+        self, stored: StoredManifest, seen: Observation, *, new_holes: Collection[Hole] = ()
+    ) -> tuple[StoredManifest, str]:
+        """
+        Cut off what of the archive is not the leader's: its log takes that place.
+
+        Nothing is cut off while the log has *new_holes*, which no earlier look has found: where a transaction
+        began that is open at the divergence may be in one of them.
+
+        Returns the manifest, and why nothing may be appended to it yet; empty when it may.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            RetryableError: The log cannot be read now, or the store does not answer.
+            CorruptDataError: A header in the log is impossible.
+        """
+        if seen.uploadable.first_offset != seen.log.first_offset and seen.log.epochs:
+            # Pins were judged by this history. A leader's is whole, and a follower's may be of a log
+            # that is being replaced.
+            too_early = why_too_early(seen.log, self._leadership.leader_epoch)
+            if too_early:
+                return stored, too_early
+        manifest = stored.existing
+        plan = await self._plan(manifest, seen)
+        if plan.replacement is not None and plan.replacement.base_offset <= manifest.live_offset:
+            # What gives way may be spilled: it is judged by its own segments, and taken back to be cut.
+            plan = await self._plan(await self._spillovers.with_history(manifest), seen)
+            manifest = await self._spillovers.with_history(manifest, from_offset=plan.resume_offset - 1)
+        replacement = plan.replacement
+        if replacement is None:
+            return stored, "" if plan.lineage.may_append else plan.reason
+        if new_holes:
+            base_offset, next_offset = min(new_holes)
+            return stored, (
+                f"{plan.reason}; offsets {base_offset} to {next_offset - 1} are missing on disk, and the "
+                "next look has to find so as well"
+            )
+        if replacement.only_archived is not None:
+            # A cut would lose what was promised to be durable: an operator decides.
+            kept = replacement.only_archived
+            return stored, (
+                f"{plan.reason}; offsets {kept.base_offset} to {kept.last_offset} are good and only in the "
+                f"archive, in the segment that has to be replaced"
+            )
+        self._log.warning(
+            "archive's tail is off the leader's lineage; replacing it",
+            base_offset=replacement.base_offset,
+            divergence_offset=replacement.divergence_offset,
+            segments=replacement.segment_count,
+            reason=plan.reason,
+        )
+        now_ms = self._now_ms()
+        manifest, cut_offset = await self._winners_lost(manifest, plan.resume_offset, seen)
+        manifest = manifest.cut_back(cut_offset, leader_epoch=self._leadership.leader_epoch, now_ms=now_ms)
+        return await self._claim.commit(stored, manifest), ""
+
+    async def _winners_lost(
+        self, manifest: PartitionManifest, cut_offset: int, seen: Observation
+    ) -> tuple[PartitionManifest, int]:
+        """
+        Prepare for bringing back what went because of records at *cut_offset* or after it.
+
+        Returns the manifest with all that its cut puts back, and where it has to be cut.
+        """
+        unsettled = manifest.unsettled
+        if unsettled is not None and unsettled.base_offset < cut_offset < unsettled.winners_end:
+            manifest = await self._spillovers.with_history(manifest, from_offset=unsettled.base_offset)
+            log_start_offset = max(seen.bounds.log_start_offset, seen.log.segments[0].base_offset)
+            cut_offset, missing = cut_for_unsettled(manifest, cut_offset, log_start_offset=log_start_offset)
+            if missing:
+                self._log.error("archived records cannot be brought back after an election", reason=missing)
+        undone_from = manifest.undone_from(cut_offset)
+        if undone_from is not None:
+            manifest = await self._spillovers.with_history(manifest, from_offset=undone_from)
+            self._log.warning(
+                "compactions are undone: an election has cut off records that made others go",
+                base_offset=undone_from,
+                next_offset=cut_offset,
+            )
+        return manifest, cut_offset
+
+    async def _plan(self, manifest: PartitionManifest, seen: Observation) -> LineagePlan:
+        judge = partial(
+            plan_replacement,
+            manifest,
+            seen.log,
+            seen.bounds,
+            leader_epoch=self._leadership.leader_epoch,
+        )
+        plan = judge()
+        if plan.replacement is None or plan.lineage is not Lineage.DIVERGES:
+            return plan
+        still_open = await asyncio.to_thread(
+            open_transactions_at, self._layout, seen.uploadable, plan.replacement.divergence_offset
+        )
+        return judge(undecided_from=min(still_open.values(), default=None))

@@ -1,0 +1,576 @@
+"""
+The reconciler: makes the running archivers match the partitions this broker leads.
+
+Each round begins with one look at the world (`archiving.observer`), for all partitions together.
+Archivers get their part of it as an `Observation`; a directory event only brings the next round
+forward.
+
+An archiver whose last step left nothing to do rests (`archiving.resting`): no round steps it. These wake it:
+
+| what happens                                    | what wakes the archiver                                |
+|-------------------------------------------------|--------------------------------------------------------|
+| a file, an offset, a pin or a setting changed   | the round's observation is another object              |
+| a segment was closed, told by a directory watch | `look_again` hands it a new observation at once        |
+| a time has come: upload, hint, retention        | `Resting.due`: the step said from when on it has to do |
+| a job may have edited the manifest              | the same: the archiver polls for edits now and then    |
+| the upload limits changed                       | `set_config`; the next round steps every archiver      |
+| a disk needs room                               | `request_space` steps it at once                       |
+| a change is offered for its manifest            | `offer` steps it at once                               |
+| this broker leads under another epoch           | a new archiver takes over, and begins awake            |
+
+An archiver does not rest after a step that failed, as while the store is away, nor while its partition is
+quarantined or an open transaction holds a segment back: each round steps it until that is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.archiving.change_feed import ChangeFeed
+from tieringd.archiving.pinner import PinLook
+from tieringd.archiving.resting import Resting
+from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
+from tieringd.policies.assignment import plan_assignment
+from tieringd.policies.lineage import durable_end
+from tieringd.policies.loss import rescue_due_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from tieringd.archiving.archiver import Archiver
+    from tieringd.archiving.bookkeeper import Bookkeeper
+    from tieringd.archiving.follower import Follower
+    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.observer import Observer, World
+    from tieringd.archiving.pinner import Pinner
+    from tieringd.config import Config
+    from tieringd.formats.object_keys import TopicKey
+    from tieringd.metrics import Metrics
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
+    from tieringd.policies.upload import UploadLimits
+
+log = structlog.get_logger(__name__)
+
+LEADERSHIP_FRESH_SECONDS = 30.0
+"""So long after a round an archiver still stores objects, at least; three rounds, or looks, if longer."""
+
+PIN_UNKNOWN_AFTER_SECONDS = 5.0
+"""
+So long the object store has to tell what is durable before all that is closed is pinned. Otherwise
+each start would pin, and let go again, every segment on disk.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """How an archiver stands, for the admin page and for `--once`."""
+
+    uploaded: int = 0
+    trimmed: int = 0
+    pending_segments: int = 0
+    fault: str = ""
+    waits_because: str = field(default="", compare=False)
+    """Why the first segment that is not eligible waits."""
+    is_store_fault: bool = False
+    """The fault is the object store's, so other partitions suffer from it as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassResult:
+    """How one pass over everything ended."""
+
+    statuses: Mapping[Leadership, PartitionStatus]
+    problems: Mapping[str, str]
+    """What was left out, and why: the pass is not whole while there is any."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """An archiver with its task and its mailbox of one: a newer observation replaces an unread one."""
+
+    archiver: Archiver
+    task: asyncio.Task[None] | None = None
+    newest: Observation | None = None
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    status: PartitionStatus = PartitionStatus()
+
+    def end(self, _: asyncio.Task[None]) -> None:
+        """Take note that the task is over, even one that was cancelled before it began."""
+        self.archiver.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Matched:
+    """What a round matched the archivers with."""
+
+    wanted: Mapping[Leadership, Observation]
+    """The world's own: the same object again where nothing has changed."""
+    unclear: frozenset[TopicPartition]
+    archivers: tuple[Archiver, ...]
+    """Those of the partitions in *wanted*."""
+
+
+class Reconciler:
+    """
+    Own the archivers of one daemon.
+
+    `run` lives as long as the daemon and holds every archiver's task in one group. Stopping is
+    gentle: each archiver ends the step it is in, which commits what it has uploaded.
+    """
+
+    def __init__(
+        self,
+        *,
+        interval_seconds: float,
+        observer: Observer,
+        pinner: Pinner,
+        follower: Follower,
+        bookkeeper: Bookkeeper,
+        metrics: Metrics,
+        make_archiver: Callable[[Leadership], Archiver],
+        now_ms: Callable[[], int],
+        archive_ms: Callable[[], int],
+    ) -> None:
+        """Take the parts; *now_ms* is this host's clock, and *archive_ms* the one that archivers go by."""
+        self._observer = observer
+        self._pinner = pinner
+        self._follower = follower
+        self._bookkeeper = bookkeeper
+        self._metrics = metrics
+        self._make_archiver = make_archiver
+        self._now_ms = now_ms
+        self._archive_ms = archive_ms
+        self._world: World | None = None
+        self._topics: frozenset[str] = frozenset()
+        """Those with a partition on this broker's disks, or with an archiver, at the last look."""
+        self._unknown_since: dict[TopicIdPartition, float] = {}
+        """Since when, in loop time, nobody has told what of a partition is durable."""
+        self._paused: frozenset[TopicKey] = frozenset()
+        self._running: dict[Leadership, _Running] = {}
+        self._resting = Resting()
+        self._matched: _Matched | None = None
+        """What the running archivers were matched with; None when one of them has ended since."""
+        self._paths: tuple[str, ...] | None = None
+        """What `paths` returns, until an observation changes."""
+        self.changes = ChangeFeed()
+        """The partitions in which something changed, for work that goes over all of them."""
+        self._fenced: dict[Leadership, str] = {}
+        self._stopping = False
+        self._hint = asyncio.Event()
+        self._looked = asyncio.Event()
+        self._fault = ""
+        self.interval_seconds = interval_seconds
+        """How long to wait for the next round when nothing hints at one."""
+        self.rounds = 0
+        self.look_seconds = 0.0
+        """How long the last look at everything took."""
+
+    @property
+    def fault(self) -> str:
+        """Return the first reason why the daemon is not ready; empty when all is well."""
+        return next(filter(None, self.readiness().values()), "")
+
+    def readiness(self) -> dict[str, str]:
+        """
+        Return what keeps the daemon from being ready, by a reason's name; empty text where it does not.
+
+        The same reasons are there at all times, for metrics.
+        """
+        bookkeeper, statuses = self._bookkeeper, (running.status for running in self._running.values())
+        unready = next((status.fault for status in statuses if status.is_store_fault), "")
+        starting = ""
+        if self.rounds == 0:
+            starting = "the first round of reconciliation has not ended yet"
+        elif not bookkeeper.knows_topics:
+            starting = "the object store has not told of the archive's topics yet"
+        return {
+            "round": self._fault,
+            "store": bookkeeper.store_fault or unready,
+            "bookkeeping": "" if bookkeeper.store_fault else bookkeeper.fault,
+            "log_directory": self._observer.log_dir_fault,
+            "starting": starting,
+        }
+
+    def set_config(self, config: Config, limits: UploadLimits) -> None:
+        """Work by *config* from the next round on, and upload by *limits*."""
+        self.interval_seconds = config.cloud_storage_reconciliation_interval_ms / 1000
+        self._bookkeeper.interval_seconds = self.interval_seconds
+        self._observer.set_config(config)
+        for leadership, running in self._running.items():
+            running.archiver.set_limits(limits)
+            self._resting.wake(leadership)
+
+    def hint(self) -> None:
+        """Bring the next round forward: something in the log directories changed."""
+        self._hint.set()
+
+    async def look_again(self, paths: Collection[str]) -> bool:
+        """
+        Hand a new observation to the archivers of the partitions in *paths*, between two rounds.
+
+        Returns whether that was enough; otherwise it takes a round.
+        """
+        try:
+            again = await self._observer.look_again(paths)
+        except TieringError as error:
+            log.info("looking at what changed takes a whole round", reason=str(error))
+            return False
+        for leadership, observation in (again or {}).items():
+            if (known := self._running.get(leadership)) is not None:
+                self._hand_over(leadership, known, observation)
+        return again is not None
+
+    def _hand_over(self, leadership: Leadership, running: _Running, observation: Observation) -> None:
+        """Wake an archiver with what was seen."""
+        running.newest, self._paths = observation, None
+        running.arrived.set()
+        self._resting.wake(leadership)
+        self.changes.note(leadership)
+
+    async def next_look(self) -> None:
+        """Wait until a round has looked, and `paths` is what it saw."""
+        await self._looked.wait()
+
+    @property
+    def paused_topics(self) -> tuple[str, ...]:
+        """Return the topics that an operator has paused."""
+        return tuple(sorted(key.topic for key in self._paused))
+
+    @property
+    def backlog_bytes(self) -> int:
+        """Return the bytes that could be uploaded now and are not."""
+        return sum(running.archiver.backlog_bytes for running in self._running.values())
+
+    @property
+    def world(self) -> World | None:
+        """Return what the last round saw; None before the first."""
+        return self._world
+
+    def archiver(self, leadership: Leadership) -> Archiver | None:
+        """Return the archiver of a partition; None where none runs."""
+        running = self._running.get(leadership)
+        return running.archiver if running else None
+
+    def archived(self) -> Iterator[tuple[Leadership, Archiver, Observation]]:
+        """Yield the partitions that are archived and were looked at, with their archivers."""
+        for leadership in self._running:
+            if (found := self.archived_one(leadership)) is not None:
+                yield leadership, *found
+
+    def archived_one(self, leadership: Leadership) -> tuple[Archiver, Observation] | None:
+        """Return a partition's archiver and the newest look; None where there are not both."""
+        running = self._running.get(leadership)
+        return None if running is None or running.newest is None else (running.archiver, running.newest)
+
+    def last_manifest(self, leadership: Leadership) -> PartitionManifest | None:
+        """Return a partition's manifest as its archiver knew it last; None where none is known."""
+        archiver = self.archiver(leadership)
+        return archiver.last_manifest if archiver else None
+
+    def request_space(self, leadership: Leadership, next_offset: int) -> None:
+        """Let an archiver let go of what is durable before *next_offset*: the disk needs room."""
+        running = self._running.get(leadership)
+        if running is not None:
+            running.archiver.request_space(next_offset)
+            running.arrived.set()
+
+    def stop(self) -> None:
+        """Let every archiver end its step, then let `run` return."""
+        self._stopping = True
+        self._hint.set()
+        for running in self._running.values():
+            running.arrived.set()
+
+    def statuses(self) -> dict[Leadership, PartitionStatus]:
+        """Return how each archiver stands, the fenced ones included."""
+        found = {leadership: running.status for leadership, running in self._running.items()}
+        found.update({one: PartitionStatus(fault=why) for one, why in self._fenced.items()})
+        return found
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Return what the last round could not look at, and why."""
+        return self._observer.problems
+
+    def paths(self) -> tuple[str, ...]:
+        """Return the directories of the archived partitions; the same tuple while nothing changed."""
+        if self._paths is None:
+            self._paths = tuple(
+                running.newest.log.partition.path
+                for running in self._running.values()
+                if running.newest is not None
+            )
+        return self._paths
+
+    async def run(self) -> None:
+        """Do a round every reconciliation interval, or sooner on a hint, until stopped."""
+        async with asyncio.TaskGroup() as tasks:
+            bookkeeping = tasks.create_task(self._keep_books())
+            while not self._stopping:
+                try:
+                    await self.step(tasks)
+                except TieringError as error:
+                    self._fault = str(error)
+                    log.error("reconciliation round failed", error=self._fault)  # noqa: TRY400 its text is enough
+                else:
+                    self._fault = ""
+                if not self.fault:
+                    self._metrics.reconciled_at.set_to_current_time()
+                await self._wait_for_next_round(self.interval_seconds)
+            bookkeeping.cancel()
+
+    async def step(self, tasks: asyncio.TaskGroup) -> None:
+        """Read the world, start and stop archivers, and hand each its observation."""
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        world = await self._observer.look()
+        matched = self._matched
+        # Of ten thousand partitions nearly all are idle, and matching them all is a good part of a round.
+        if matched is None or matched.wanted is not world.wanted or matched.unclear != world.unclear:
+            matched = self._match(world, tasks)
+        self._forget_topics(world)
+        fresh_until = self._fresh_until(look_seconds=clock() - started)
+        for archiver in matched.archivers:
+            archiver.confirm_leadership(until=fresh_until)
+        for leadership in self._resting.due(self._archive_ms()):
+            running = self._running[leadership]
+            if running.newest is not None and leadership in world.wanted:
+                running.newest = world.confirmed(running.newest)
+            running.arrived.set()
+        self._world = world
+        self.rounds += 1
+        self.look_seconds = clock() - started
+        self._looked.set()
+        self._looked.clear()
+        await self._pin(world, good_until=fresh_until)
+        self._paused = world.paused
+        self._publish(clock() - started)
+
+    def _match(self, world: World, tasks: asyncio.TaskGroup) -> _Matched:
+        """Stop and start archivers, and hand each what was seen anew of its partition."""
+        running = set(self._running)
+        if world.unclear:
+            running = {one for one in running if one.partition.topic_partition not in world.unclear}
+        plan = plan_assignment(set(world.wanted), running, set(self._fenced))
+        for leadership in plan.stop:
+            self._stop_archiver(leadership)
+        for leadership in plan.start:
+            fresh = _Running(self._make_archiver(leadership))
+            self._running[leadership] = fresh
+            fresh.archiver.on_offer = fresh.arrived.set
+            fresh.task = tasks.create_task(self._archive(leadership, fresh))
+            fresh.task.add_done_callback(fresh.end)
+        archivers: list[Archiver] = []
+        for leadership, observation in world.wanted.items():
+            if (known := self._running.get(leadership)) is not None:
+                archivers.append(known.archiver)
+                if not observation.shows_same(known.newest):
+                    self._hand_over(leadership, known, observation)
+        self._fenced = {one: why for one, why in self._fenced.items() if one in world.wanted}
+        self._matched = _Matched(world.wanted, world.unclear, tuple(archivers))
+        return self._matched
+
+    def _fresh_until(self, *, look_seconds: float) -> float:
+        """
+        Return until when, in loop time, what this round saw of leadership is good enough to store by.
+
+        Where a look takes long, as over a large log that nobody has looked at before, so does the next.
+        """
+        seconds = max(LEADERSHIP_FRESH_SECONDS, 3 * self.interval_seconds, 3 * look_seconds)
+        return asyncio.get_running_loop().time() + seconds
+
+    async def _pin(self, world: World, *, good_until: float) -> None:
+        """
+        Hold on to what is not known to be durable, whatever the object store does meanwhile.
+
+        What *world* shows is acted on until *good_until*, in loop time.
+        """
+        if not self._pinner.is_used:
+            return
+        found: list[tuple[TopicIdPartition, PinLook]] = []
+        now_ms = self._now_ms()
+        for leadership, seen in world.wanted.items():
+            known = self._running.get(leadership)
+            manifest = known.archiver.last_manifest if known else None
+            is_expiring = now_ms >= rescue_due_ms(seen.log, retention_ms=seen.topic.broker_retention_ms)
+            look = PinLook(
+                seen.log,
+                seen.pins,
+                durable_end(manifest, seen.log),
+                seen.bounds.log_end_offset if is_expiring else None,
+                manifest.gaps if manifest else (),
+                good_until,
+            )
+            found.append((leadership.partition, look))
+        for one in (*world.followed, *world.held_back):
+            manifest = self._follower.manifest(one.partition)
+            durable_to = durable_end(manifest, one.log)
+            gaps = manifest.gaps if manifest else ()
+            found.append(
+                (one.partition, PinLook(one.log, one.pins, durable_to, gaps=gaps, good_until=good_until))
+            )
+        now = asyncio.get_running_loop().time()
+        unknown = [partition for partition, look in found if look.next_offset is None]
+        self._unknown_since = {one: self._unknown_since.get(one, now) for one in unknown}
+        looks = [
+            look
+            for partition, look in found
+            if now - self._unknown_since.get(partition, -math.inf) >= PIN_UNKNOWN_AFTER_SECONDS
+        ]
+        is_complete = not world.problems and len(looks) == len(found)
+        await self._pinner.step(looks, unnamed=world.unnamed, is_complete=is_complete)
+
+    async def _keep_books(self) -> None:
+        """Do the chores of each round, after it and beside the next ones."""
+        self._metrics.health.loop_succeeded("bookkeeping")
+        while True:
+            await self._looked.wait()
+            if self._world is not None and await self._bookkeeper.step(self._world):
+                self.hint()
+            if not self._bookkeeper.fault:
+                self._metrics.health.loop_succeeded("bookkeeping")
+
+    async def run_once(self, *, concurrency: int = 16) -> PassResult:
+        """
+        Step every archiver until a whole round finds nothing more to do.
+
+        A partition whose step fails is tried again for as long as others make progress.
+        """
+        totals: dict[Leadership, PartitionStatus] = {}
+        archivers: dict[Leadership, Archiver] = {}
+        slots = asyncio.Semaphore(concurrency)
+
+        async def drain(leadership: Leadership, seen: Observation) -> bool:
+            if leadership in self._fenced:
+                return False
+            archiver = archivers.setdefault(leadership, self._make_archiver(leadership))
+            async with slots:
+                status, progressed = await self._drain(leadership, archiver, seen)
+            before = totals.get(leadership, PartitionStatus())
+            totals[leadership] = PartitionStatus(
+                before.uploaded + status.uploaded,
+                before.trimmed + status.trimmed,
+                status.pending_segments,
+                status.fault,
+                status.waits_because,
+                status.is_store_fault,
+            )
+            return progressed
+
+        progressing = True
+        while progressing and not self._stopping:
+            world = await self._observer.look()
+            if await self._bookkeeper.keep_topics(world):
+                world = await self._observer.look()
+            self.rounds += 1
+            async with asyncio.TaskGroup() as tasks:
+                drains = [
+                    tasks.create_task(drain(one, world.confirmed(seen))) for one, seen in world.wanted.items()
+                ]
+            progressing = any(task.result() for task in drains)
+            self._publish(0.0)
+        problems = dict(self.problems)
+        if self._bookkeeper.fault:
+            problems["object store"] = self._bookkeeper.fault
+        return PassResult(totals, problems)
+
+    async def _archive(self, leadership: Leadership, running: _Running) -> None:
+        """Run one archiver: a step for each observation, and more while it makes progress."""
+        while not self._stopping:
+            await running.arrived.wait()
+            running.arrived.clear()
+            if self._stopping or running.newest is None:
+                continue
+            self._resting.wake(leadership)
+            try:
+                running.status, _ = await self._drain(leadership, running.archiver, running.newest)
+            except Exception as error:
+                topic = leadership.partition.topic
+                self._metrics.upload_failures.labels(topic, type(error).__name__).inc()
+                log.exception("archiver failed; starting it anew", partition=str(leadership.partition))
+                # Leadership may be lost before the next one starts: then nothing else forgets the series.
+                self._metrics.forget_partition(leadership.partition.topic_partition)
+                self._forget(leadership)
+                return
+            if leadership in self._fenced:
+                self._forget(leadership)
+                return
+            self.changes.note(leadership)
+            due_ms = running.archiver.rest_due_ms(running.newest)
+            if due_ms > -math.inf:
+                self._resting.rest(leadership, until_ms=due_ms)
+            if running.status.trimmed and running.status.pending_segments:
+                self.hint()
+
+    async def _drain(
+        self, leadership: Leadership, archiver: Archiver, seen: Observation
+    ) -> tuple[PartitionStatus, bool]:
+        """Step on one observation until nothing is left in it; return the sum and whether to look again."""
+        uploaded = trimmed = pending = gaps = 0
+        fault, waits_because, is_store_fault, needs_another_look = "", "", False, False
+        try:
+            while True:
+                result = await archiver.step(seen)
+                uploaded, trimmed = uploaded + result.uploaded, trimmed + result.trimmed
+                pending, fault, gaps = result.pending_segments, result.fault, gaps + result.gaps
+                waits_because = result.waits_because
+                needs_another_look = result.needs_another_look
+                if not result.made_progress or self._stopping:
+                    break
+        except FencedError as error:
+            fault = self._fenced[leadership] = str(error)
+            self._metrics.forget_partition(leadership.partition.topic_partition)
+            log.error("archiver stopped", partition=str(leadership.partition), reason=fault)  # noqa: TRY400 an expected end, not a fault of ours
+        except TieringError as error:
+            fault, is_store_fault = str(error), isinstance(error, STORE_FAULTS)
+            self._metrics.upload_failures.labels(leadership.partition.topic, type(error).__name__).inc()
+            report = log.error if isinstance(error, CorruptDataError) else log.warning
+            report("archiver step failed", partition=str(leadership.partition), error=fault)
+        moved = bool(uploaded or trimmed or gaps) or needs_another_look
+        return PartitionStatus(uploaded, trimmed, pending, fault, waits_because, is_store_fault), moved
+
+    def _stop_archiver(self, leadership: Leadership) -> None:
+        running = self._running[leadership]
+        self._forget(leadership)
+        if running.task is not None:
+            running.task.cancel()
+        self._metrics.forget_partition(leadership.partition.topic_partition)
+        log.info("archiver stopped: this broker no longer leads", partition=str(leadership.partition))
+
+    def _forget_topics(self, world: World) -> None:
+        """Drop the counters of topics that have left this broker's disks."""
+        topics = {one.topic_partition.topic for one in (*world.local, *world.unnamed)}
+        topics |= {one.partition.topic for one in self._running}
+        for gone in self._topics - topics:
+            self._metrics.forget_topic(gone)
+        self._topics = frozenset(topics)
+
+    def _forget(self, leadership: Leadership) -> None:
+        """Forget an archiver that has ended; the next round looks whether another one is to begin."""
+        self._running.pop(leadership, None)
+        self._resting.forget(leadership)
+        self._matched = self._paths = None
+        self.changes.note(leadership)
+
+    async def _wait_for_next_round(self, interval_seconds: float) -> None:
+        try:
+            async with asyncio.timeout(interval_seconds):
+                await self._hint.wait()
+        except TimeoutError:
+            return
+        self._hint.clear()
+
+    def _publish(self, seconds: float) -> None:
+        # Of a partition that is quarantined the archiver does not rest.
+        awake = (self._running.get(leadership) for leadership in self._resting.awake)
+        quarantined = sum(1 for one in awake if one is not None and one.archiver.quarantine_fault)
+        self._metrics.led_partitions.set(len(self._running))
+        self._metrics.quarantined_partitions.set(quarantined)
+        self._metrics.fenced_partitions.set(len(self._fenced))
+        self._metrics.reconcile_seconds.set(seconds)

@@ -1,0 +1,485 @@
+"""
+The remote log: KIP-405's operations on one bucket, as the public seam of this package.
+
+Copying stores objects and does not touch the manifest: the archiver commits what was copied,
+so that the order data, index, manifest holds however many segments go at once. Whatever a
+manifest does not name does not exist for readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
+from itertools import count, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.rewriting_records import store_rewriting
+from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.segment_rewriter import SegmentRewriter
+from tieringd.archiving.archive_cleanup import ArchiveCleanup
+from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
+from tieringd.archiving.side_files import SideFileKind, SideFiles
+from tieringd.archiving.tombstone_keeper import LocalBatches, TombstoneCut
+from tieringd.archiving.upload_line import NO_URGENCY, Urgency
+from tieringd.broker.segment_file import position_of
+from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import data_key, history_link_key, topic_key
+from tieringd.model.rewriting import Rewriting, RewritingKind
+from tieringd.model.segment import rewriter_of
+from tieringd.policies.epoch_history import epoch_at
+from tieringd.storage.blocking import in_thread, in_thread_or
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+
+    from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.archiving.upload_gate import UploadGate
+    from tieringd.broker.layout import Layout
+    from tieringd.broker.segment_file import OpenSegment
+    from tieringd.model.local_log import Hole, LocalLog
+    from tieringd.model.partition import Leadership, TopicIdPartition
+    from tieringd.model.segment import FilePart, LocalSegment, RemoteSegment, SegmentIndex, SegmentSlice
+    from tieringd.storage.base import ObjectStore
+
+__all__ = ["CopiedSegment", "RemoteLog", "SideFileKind"]
+
+
+class RemoteLog:
+    """
+    Store, list, read and delete a cluster's segments in a bucket.
+
+    One per daemon, shared by its archivers. Operations of one partition may run side by side,
+    except that `copy_segment` and a commit of the same partition belong to one archiver.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: ManifestStore,
+        *,
+        writer_id: str,
+        now_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+        gate: UploadGate,
+        layout: Layout,
+    ) -> None:
+        self._store = store
+        self._writer_id = writer_id
+        self._rewritings = count()
+        self._manifests = manifests
+        self._reader = ArchiveReader(store)
+        self._indexes = SegmentIndexes(store)
+        self._layout = layout
+        self._cleanup = ArchiveCleanup(store, manifests, now_ms=now_ms)
+        self._side_files = SideFiles(manifests, self.index_of)
+        self._copier = SegmentCopier(
+            store, writer_id=writer_id, now_ms=now_ms, wall_ms=wall_ms, gate=gate, layout=layout
+        )
+
+    async def copy_segment(
+        self,
+        leadership: Leadership,
+        log: LocalLog,
+        part: SegmentSlice,
+        *,
+        urgency: Urgency = NO_URGENCY,
+        before_put: Callable[[], None] = lambda: None,
+        final_holes: Collection[Hole] = (),
+        bytes_below: int | None = None,
+    ) -> CopiedSegment | None:
+        """
+        Check every batch of *part*, and store its data and index objects.
+
+        Returns None when it has no batch, or has not fewer bytes than *bytes_below*: nothing is stored.
+
+        *log* is the scan that *part* is from: transactions that are open at its end are followed
+        into what comes later. *urgency* decides whose turn it is at the gate. *before_put* is called
+        before each object is stored, and may raise to prevent that. *final_holes* are those of
+        `log.holes` that another look has confirmed.
+
+        Raises:
+            CorruptDataError: A batch is wrong; nothing was stored.
+            LocalFileError: The file cannot be read, or changed while it was read; or the marker of a
+                transaction with records in *part* is missing.
+            StorageUnavailable: The store did not take it; at most unreferenced objects remain.
+        """
+        request = CopyRequest(leadership, log, part, urgency, before_put, final_holes, bytes_below)
+        return await self._copier.copy(request)
+
+    def cancel_copies(self, partition: TopicIdPartition) -> int:
+        """
+        Cancel the partition's copies that are under way; return how many there were.
+
+        Their callers see `asyncio.CancelledError`. Objects already stored stay unreferenced.
+        """
+        return self._copier.cancel(partition)
+
+    async def stored_at_ms(self, partition: TopicIdPartition, segment: RemoteSegment) -> int | None:
+        """
+        Return when the store took a segment's data object, in ms since the epoch by the store's clock.
+
+        None where there is no such object. A listing of one key: a file store would read a whole object to
+        answer `head`.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
+        key = data_key(partition, segment)
+        page = await self._store.list_page(key, limit=1)
+        return next((info.modified_ms for info in page.objects if info.key == key), None)
+
+    async def local_checksums(self, segment: LocalSegment, sizes: Sequence[int]) -> tuple[int, ...]:
+        """
+        Return the CRC32C of each of the consecutive parts of a local segment's file, as it is now.
+
+        *sizes* are the parts' bytes; together they are the whole file.
+
+        Raises:
+            LocalFileError: The file cannot be read, or is not the one that was scanned.
+        """
+        return await self._copier.checksums_of(segment, sizes)
+
+    async def local_parts(self, segment: LocalSegment, offsets: Sequence[int]) -> tuple[FilePart, ...]:
+        """
+        Return what a local segment's file has between each two of *offsets*, which ascend, as it is now.
+
+        Raises:
+            CorruptDataError: One of them is inside a batch, or a header is impossible.
+            LocalFileError: The file cannot be read, or is not the one that was scanned.
+        """
+        return await self._copier.parts_of(segment, offsets)
+
+    async def local_difference(
+        self, partition: TopicIdPartition, segment: LocalSegment, pieces: Sequence[RemoteSegment]
+    ) -> str:
+        """
+        Compare a local segment's batches with those that *pieces* hold of its offsets, byte by byte.
+
+        A piece that a job has rewritten is passed over: it stands for what the log has there.
+
+        Returns where they first differ, in words; empty when they do not.
+
+        Raises:
+            LocalFileError: The file cannot be read, or is not the one that was scanned.
+            ObjectNotFound: A piece has gone from the bucket.
+            CorruptDataError: A stored batch is wrong.
+        """
+        assert segment.next_offset is not None, "only closed segments are compared"
+        file = await asyncio.to_thread(self._layout.open, segment)
+        position = 0
+        try:
+            for piece in pieces:
+                if piece.is_rewritten:
+                    try:
+                        position = await asyncio.to_thread(_position_after, file, piece)
+                    except CorruptDataError as error:
+                        return str(error)
+                    continue
+                index = await self.index_of(partition, piece)
+                key = data_key(partition, piece)
+                async with aclosing(
+                    self._reader.batches(key, index, from_offset=segment.base_offset)
+                ) as batches:
+                    async for batch in batches:
+                        if batch.header.base_offset >= segment.next_offset:
+                            break
+                        local = await asyncio.to_thread(file.read_at, position, len(batch.data))
+                        if local != batch.data:
+                            return (
+                                f"the batch at offset {batch.header.base_offset}, byte {position}, is not "
+                                f"the one that {key} holds at byte {batch.position}"
+                            )
+                        position += len(batch.data)
+            if position != file.segment.size_bytes:
+                return f"it has {file.segment.size_bytes - position} bytes that the archive does not hold"
+            return ""
+        finally:
+            file.close()
+
+    async def lacks_tombstones(
+        self,
+        partition: TopicIdPartition,
+        segments: Sequence[LocalSegment],
+        pieces: Sequence[RemoteSegment],
+    ) -> bool:
+        """
+        Say whether local *segments*, which a cleaner has compacted, lack a tombstone that *pieces* have.
+
+        Raises:
+            CorruptDataError: A batch is wrong, or the archive does not have it.
+            LocalFileError: A file cannot be read, or is not the one that was scanned.
+            ObjectNotFound: A piece has gone from the bucket.
+            StorageUnavailable: The store does not answer.
+        """
+        async with self._batches_of(segments, pieces) as local:
+            cut = TombstoneCut(local)
+            for piece in pieces:
+                index = await self.index_of(partition, piece)
+                batches = self._reader.batches(data_key(partition, piece), index, from_offset=0)
+                async with aclosing(batches):
+                    async for batch in batches:
+                        await in_thread(cut.left_of, batch)
+                        if cut.kept_tombstones:
+                            return True
+            await in_thread(local.require_end)
+        return False
+
+    async def rewrite_with_tombstones(
+        self,
+        partition: TopicIdPartition,
+        segments: Sequence[LocalSegment],
+        pieces: Sequence[RemoteSegment],
+    ) -> tuple[RemoteSegment, ...]:
+        """
+        Store what local *segments*, which a cleaner has compacted, left of *pieces*, and all tombstones.
+
+        Each piece becomes one segment, marked as rewritten. No manifest is touched.
+
+        Raises:
+            CorruptDataError: A batch is wrong, or the archive does not have it.
+            LocalFileError: A file cannot be read, or is not the one that was scanned.
+            ObjectNotFound: A piece has gone from the bucket.
+            StorageUnavailable: The store did not take it; at most unreferenced objects remain.
+        """
+        rewriter = SegmentRewriter(
+            self._store,
+            self._reader,
+            # The same bytes have another name when they are written again after an election.
+            writer_id=f"{rewriter_of(self._writer_id)}{next(self._rewritings):04x}",
+            work_directory=Path(tempfile.gettempdir()),
+        )
+        async with self._batches_of(segments, pieces) as local:
+            cut = TombstoneCut(local)
+            done = [await rewriter.rewrite(partition, (piece,), cut) for piece in pieces]
+            await in_thread(local.require_end)
+        return tuple(one.segment for one in done)
+
+    async def record_compaction(
+        self,
+        partition: TopicIdPartition,
+        replaced: tuple[RemoteSegment, ...],
+        segments: tuple[RemoteSegment, ...],
+    ) -> str:
+        """
+        Store the record that rebuild goes by, before rewritten *segments* take their places; return its key.
+
+        Raises:
+            StorageUnavailable: It may be stored or not. Doing it again is safe.
+        """
+        rewriting = Rewriting.of(RewritingKind.COMPACTED, replaced, segments)
+        return await store_rewriting(self._store, partition, rewriting)
+
+    async def forget_compaction(self, record_key: str) -> None:
+        """Delete the record of a compaction that did not come about."""
+        await self._store.delete_many([record_key])
+
+    async def goes_on_from_another(self, partition: TopicIdPartition) -> bool:
+        """
+        Say whether the partition's topic was restored from an older archive, which is read before this one.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
+        try:
+            await self._store.head(history_link_key(topic_key(partition)))
+        except ObjectNotFound:
+            return False
+        return True
+
+    @asynccontextmanager
+    async def _batches_of(
+        self, segments: Sequence[LocalSegment], pieces: Sequence[RemoteSegment]
+    ) -> AsyncIterator[LocalBatches]:
+        opening = partial(
+            LocalBatches.opened,
+            self._layout,
+            segments,
+            base_offset=pieces[0].base_offset,
+            next_offset=pieces[-1].next_offset,
+        )
+        batches = await in_thread_or(LocalBatches.close, opening)
+        try:
+            yield batches
+        finally:
+            batches.close()
+
+    async def list_segments(
+        self, partition: TopicIdPartition, *, min_base_offset: int = 0
+    ) -> tuple[RemoteSegment, ...]:
+        """Return the stored segments from *min_base_offset* on, ascending; empty when there are none."""
+        manifest = (await self._manifests.load(partition)).manifest
+        if manifest is None:
+            return ()
+        manifest = await self._manifests.spillovers.with_history(manifest, from_offset=min_base_offset)
+        return tuple(one for one in manifest.segments if one.base_offset >= min_base_offset)
+
+    async def earliest_offset(self, partition: TopicIdPartition) -> int:
+        """Return the first offset that can be read; -1 when nothing is stored."""
+        manifest = (await self._manifests.load(partition)).manifest
+        return -1 if manifest is None else await self._cleanup.first_offset(manifest)
+
+    async def highest_offset(self, partition: TopicIdPartition, *, leader_epoch: int) -> int:
+        """Return the last offset of *leader_epoch* that the archive holds, or held; -1 without any."""
+        manifest = (await self._manifests.load(partition)).manifest
+        if manifest is None:
+            return -1
+        bounds = [*manifest.epochs, (-1, manifest.next_offset)]
+        for (epoch, start_offset), (_, end_offset) in pairwise(bounds):
+            if epoch == leader_epoch and start_offset < min(end_offset, manifest.next_offset):
+                return min(end_offset, manifest.next_offset) - 1
+        return -1
+
+    async def segment_of(
+        self, partition: TopicIdPartition, offset: int, *, leader_epoch: int
+    ) -> RemoteSegment | None:
+        """Return the segment that holds *offset* as written under *leader_epoch*; None without one."""
+        manifest = (await self._manifests.load(partition)).manifest
+        if manifest is None or not manifest.start_offset <= offset < manifest.next_offset:
+            return None
+        if epoch_at(manifest.epochs, offset) != leader_epoch:
+            return None
+        piece = await self._manifests.spillovers.piece_at(manifest, offset)
+        return piece.segments.covering(offset)
+
+    async def index_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> SegmentIndex:
+        """
+        Return a stored segment's index: offsets, times, aborted transactions, epochs.
+
+        Raises:
+            ObjectNotFound: The bucket has no such segment.
+            CorruptDataError: The index is damaged, or describes another object.
+        """
+        return await self._indexes.index_of(partition, segment)
+
+    async def side_file(
+        self, partition: TopicIdPartition, segment: RemoteSegment, kind: SideFileKind
+    ) -> bytes:
+        """
+        Return one of the files that a broker has beside a segment, for a follower that goes on from there.
+
+        It is the broker's own where the archive has that, and else made from our index. The leader epochs
+        are those up to the segment's end.
+
+        Raises:
+            ObjectNotFound: The bucket has no such segment, or there is no such file: no transaction was
+                aborted in it, or it has no producer snapshot.
+            CorruptDataError: The index is damaged, or describes another object.
+        """
+        return await self._side_files.read(partition, segment, kind)
+
+    async def read(
+        self,
+        partition: TopicIdPartition,
+        *,
+        offset: int,
+        size_bytes_max: int,
+        at_least_one_batch: bool = True,
+    ) -> bytes:
+        """
+        Return whole record batches of one segment, from the one that holds *offset* on.
+
+        Where compaction has removed that batch it is the next one, in a later segment if need be. The
+        first batch is returned even when it is larger than *size_bytes_max*, unless
+        *at_least_one_batch* is false. Empty as well where the archive has no batch from there on.
+
+        Raises:
+            ObjectNotFound: No stored segment holds *offset*.
+            CorruptDataError: A batch's checksum is wrong.
+        """
+        manifest = (await self._manifests.load(partition)).manifest
+        expected = offset
+        if manifest is not None and manifest.start_offset <= offset < manifest.next_offset:
+            async with aclosing(self._manifests.spillovers.pieces(manifest, from_offset=offset)) as pieces:
+                async for piece in pieces:
+                    for row in range(piece.segments.row_at_or_after(expected), len(piece.segments)):
+                        segment = piece.segments[row]
+                        if segment.base_offset > expected:
+                            break
+                        found = await self._batches_in(
+                            partition, segment, offset, size_bytes_max, at_least_one=at_least_one_batch
+                        )
+                        if found is not None:
+                            return found
+                        expected = segment.next_offset
+                    if expected < piece.next_offset:
+                        break
+        if expected == offset:
+            raise ObjectNotFound(f"offset {offset} of {partition} is not in the archive")
+        return b""
+
+    async def _batches_in(
+        self,
+        partition: TopicIdPartition,
+        segment: RemoteSegment,
+        offset: int,
+        size_bytes_max: int,
+        *,
+        at_least_one: bool,
+    ) -> bytes | None:
+        """Return batches of one segment; None when it has none from *offset* on."""
+        index = await self.index_of(partition, segment)
+        size_bytes = 0
+        parts: list[bytes] | None = None
+        key = data_key(partition, segment)
+        batches = self._reader.batches(key, index, from_offset=offset, chunk_bytes=max(size_bytes_max, 1))
+        async with aclosing(batches):
+            async for batch in batches:
+                size_bytes += len(batch.data)
+                is_wanted = size_bytes <= size_bytes_max or (parts is None and at_least_one)
+                parts = parts or []
+                if not is_wanted:
+                    break
+                parts.append(bytes(batch.data))
+        return None if parts is None else b"".join(parts)
+
+    async def delete_segments(self, partition: TopicIdPartition, segments: Iterable[RemoteSegment]) -> None:
+        """
+        Delete the objects of *segments*; what is gone already counts as deleted.
+
+        The caller has taken them out of the manifest, and readers had time to notice.
+
+        Raises:
+            StorageUnavailable: Some may be left. Calling again deletes them.
+        """
+        await self._cleanup.delete_segments(partition, segments)
+
+    async def delete_partition(self, partition: TopicIdPartition) -> int:
+        """
+        Delete all that is stored of a partition at once; return how many segments that were.
+
+        The caller has seen to it that nobody archives or reads it any more. The manifest goes last.
+
+        Raises:
+            CorruptDataError: A manifest is damaged, and with it the names of what there is.
+            StorageUnavailable: Some may be left. Calling again deletes it.
+        """
+        self._copier.cancel(partition)
+        return await self._cleanup.delete_partition(partition)
+
+    async def cleanup_until(self, leadership: Leadership, *, timestamp_ms: int) -> int:
+        """
+        Let go of the partition's oldest segments that hold nothing newer than *timestamp_ms*.
+
+        Returns the first offset that is left; -1 when nothing is. Their objects go with the next rounds of
+        the partition's archiver, after the delay that readers need. While an archiver of this process
+        is at work on the partition this is not for its callers: it would see another writer.
+
+        Raises:
+            FencedError: Another writer owns the manifest.
+            StorageUnavailable: Some may be left. Calling again goes on.
+        """
+        return await self._cleanup.cleanup_until(leadership, timestamp_ms=timestamp_ms)
+
+    async def close(self) -> None:
+        """Cancel what is under way and release the store."""
+        self._copier.cancel_all()
+        await self._store.close()
+
+
+def _position_after(file: OpenSegment, piece: RemoteSegment) -> int:
+    """Return where the first batch after *piece* begins in the open file, or where that ends. Blocks."""
+    return position_of(file.fd, file.segment, piece.next_offset)

@@ -1,0 +1,413 @@
+"""
+Copying a segment, or a part of one: every batch checked, then data and index into the bucket.
+
+The file stays open from the first check to the last byte sent, and is looked at again in
+between: a follower truncates its log in place, and then the bytes checked and the bytes sent
+would differ. The store compares the checksum as well, so such a copy never gets a name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+from crc32c import crc32c
+
+from tieringd.archiving.upload_line import NO_URGENCY
+from tieringd.broker.segment_file import (
+    check_broker_indexes,
+    position_of,
+    positions_of,
+    scan_segment_file,
+)
+from tieringd.errors import CorruptDataError, LeadershipChanged, LocalFileError
+from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.segment_scan import EndedBy
+from tieringd.formats.sidecar import encode_sidecar
+from tieringd.formats.transactions import MarkerSearch
+from tieringd.model.partition import Leadership
+from tieringd.model.segment import (
+    NO_TIMESTAMP,
+    AbortedTransaction,
+    BrokerIndexes,
+    FilePart,
+    RemoteSegment,
+    SegmentIndex,
+)
+from tieringd.policies.upload_control import is_new
+from tieringd.storage.base import FileSlice
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+
+    from tieringd.archiving.upload_gate import UploadGate
+    from tieringd.archiving.upload_line import Urgency
+    from tieringd.broker.layout import Layout
+    from tieringd.broker.segment_file import OpenSegment
+    from tieringd.formats.segment_scan import SegmentScan
+    from tieringd.model.local_log import Hole, LocalLog
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.segment import CrossingTransaction, LocalSegment, SegmentSlice
+    from tieringd.storage.base import ObjectStore
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+_EXAMINATIONS_AT_ONCE = 2
+"""
+Checking a segment is half interpreter, half checksum. One more thread would only fight the others
+for the interpreter and their buffers out of the cache, while uploads need neither.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedSegment:
+    """A segment that is stored, and not yet in any manifest."""
+
+    remote: RemoteSegment
+    index: SegmentIndex
+    part: SegmentSlice
+    """What was to be copied; the file's identity is in it."""
+    crossing: tuple[CrossingTransaction, ...]
+    """Transactions with records in it whose markers were found after its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRequest:
+    """What to copy, and under which circumstances; see `RemoteLog.copy_segment`."""
+
+    leadership: Leadership
+    local_log: LocalLog
+    part: SegmentSlice
+    urgency: Urgency
+    before_put: Callable[[], None]
+    final_holes: Collection[Hole]
+    bytes_below: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """What reading a slice found."""
+
+    position: int
+    """In the file, of the slice's first batch."""
+    scan: SegmentScan
+    broker_indexes: BrokerIndexes
+    aborted: tuple[AbortedTransaction, ...]
+    crossing: tuple[CrossingTransaction, ...]
+
+
+class SegmentCopier:
+    """
+    Copy segments, as many at once and as fast as the gate lets begin.
+
+    Cancelling a copy is safe: what it has stored is not in a manifest.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        writer_id: str,
+        now_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+        gate: UploadGate,
+        layout: Layout,
+    ) -> None:
+        self._store = store
+        self._writer_id = writer_id
+        self._now_ms = now_ms
+        self._wall_ms = wall_ms
+        self._gate = gate
+        self._layout = layout
+        self._examinations = asyncio.Semaphore(_EXAMINATIONS_AT_ONCE)
+        self._under_way: defaultdict[TopicIdPartition, set[asyncio.Task[object]]] = defaultdict(set)
+
+    async def copy(self, request: CopyRequest) -> CopiedSegment | None:
+        """See `RemoteLog.copy_segment`."""
+        task = asyncio.current_task()
+        assert task is not None, "copying happens in a task"
+        partition, segment = request.leadership.partition, request.part.segment
+        self._under_way[partition].add(task)
+        try:
+            # The file's time is this host's, right or wrong.
+            closed_seconds_ago = self._wall_ms() / 1000 - segment.modified_ns / 1e9
+            urgency = replace(request.urgency, is_new=is_new(closed_seconds_ago=closed_seconds_ago))
+            async with self._gate.upload(partition, segment.size_bytes, urgency):
+                file = await _opened(self._layout, segment)
+                try:
+                    return await self._copy_open_file(file, request)
+                finally:
+                    file.close()
+        finally:
+            self._under_way[partition].discard(task)
+            if not self._under_way[partition]:
+                del self._under_way[partition]
+
+    def cancel(self, partition: TopicIdPartition) -> int:
+        """Cancel the partition's copies; return how many there were."""
+        tasks = tuple(self._under_way.get(partition, ()))
+        for task in tasks:
+            task.cancel()
+        return len(tasks)
+
+    def cancel_all(self) -> None:
+        """Cancel every copy that is under way."""
+        for partition in tuple(self._under_way):
+            self.cancel(partition)
+
+    async def checksums_of(self, segment: LocalSegment, sizes: Sequence[int]) -> tuple[int, ...]:
+        """See `RemoteLog.local_checksums`."""
+        return await asyncio.to_thread(_checksums_of, self._layout, segment, sizes)
+
+    async def parts_of(self, segment: LocalSegment, offsets: Sequence[int]) -> tuple[FilePart, ...]:
+        """See `RemoteLog.local_parts`."""
+        return await asyncio.to_thread(_parts_of, self._layout, segment, offsets)
+
+    async def _copy_open_file(self, file: OpenSegment, request: CopyRequest) -> CopiedSegment | None:
+        leadership, part = request.leadership, request.part
+        async with self._examinations:
+            found = await _outlasted(asyncio.to_thread(_examine, self._layout, file, request))
+        if part.is_open and not found.scan.size_bytes:
+            return None
+        if request.bytes_below is not None and found.scan.size_bytes >= request.bytes_below:
+            return None
+        _require_epochs(request, found.scan)
+        index = _index_of(part, found)
+        sidecar = encode_sidecar(index)
+        sidecar_crc32c = crc32c(sidecar)
+        remote = RemoteSegment(
+            base_offset=index.base_offset,
+            last_offset=index.last_offset,
+            size_bytes=found.scan.size_bytes,
+            crc32c=found.scan.crc32c,
+            base_timestamp_ms=found.scan.base_timestamp_ms,
+            max_timestamp_ms=found.scan.max_timestamp_ms,
+            leader_epoch=leadership.leader_epoch,
+            writer_id=self._writer_id,
+            uploaded_at_ms=self._now_ms(),
+            index_size_bytes=len(sidecar),
+            index_crc32c=sidecar_crc32c,
+        )
+        body = FileSlice(file.fd, found.position, found.scan.size_bytes)
+        request.before_put()
+        await self._store.put(data_key(leadership.partition, remote), body, crc32c=found.scan.crc32c)
+        request.before_put()
+        await self._store.put(index_key(leadership.partition, remote), sidecar, crc32c=sidecar_crc32c)
+        if part.is_whole:
+            # Asked last: a broker that notes this in an index flushes that after it has closed the segment.
+            noted_ms = await asyncio.to_thread(self._layout.broker_timestamp_ms, part.segment)
+            remote = replace(remote, broker_timestamp_ms=NO_TIMESTAMP if noted_ms is None else noted_ms)
+        return CopiedSegment(remote, index, part, found.crossing)
+
+
+def local_index(
+    layout: Layout, partition: TopicIdPartition, local_log: LocalLog, part: SegmentSlice
+) -> SegmentIndex | None:
+    """
+    Return the index that copying *part* would store now; None where it would store nothing. Blocks.
+
+    Raises:
+        CorruptDataError: A batch is wrong.
+        LocalFileError: A file cannot be read, or changed while it was read; or a marker is missing.
+    """
+    file = layout.open(part.segment)
+    try:
+        request = CopyRequest(Leadership(partition, 0), local_log, part, NO_URGENCY, lambda: None, ())
+        found = _examine(layout, file, request)
+    finally:
+        file.close()
+    return _index_of(part, found) if found.scan.size_bytes or not part.is_open else None
+
+
+async def _opened(layout: Layout, segment: LocalSegment) -> OpenSegment:
+    """Open a segment's file in a thread. When cancelled meanwhile, it is closed once it is open."""
+    opening = asyncio.ensure_future(asyncio.to_thread(layout.open, segment))
+    try:
+        return await _outlasted(opening)
+    except asyncio.CancelledError:
+        if opening.exception() is None:
+            opening.result().close()
+        raise
+
+
+async def _outlasted(work: Awaitable[T]) -> T:
+    """
+    Return the result of *work* in a thread; a cancelled caller waits until it has ended.
+
+    It uses a descriptor that the caller is about to close, and its number may be another file's
+    a moment later.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
+        raise
+
+
+def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examined:
+    """Read the slice once, and what belongs to it. Blocks; runs in a thread."""
+    # Where the layout has other bytes, those to be stored are in another file, with another size.
+    part = replace(request.part, segment=file.segment)
+    segment = part.segment
+    file.require_unchanged()
+    position = 0
+    if part.base_offset != segment.base_offset:
+        position = position_of(file.fd, segment, part.base_offset)
+    scan = scan_segment_file(file.fd, part, position=position)
+    if part.is_open and part.keeps_end:
+        _require_whole(file, part, scan, position)
+    file.require_unchanged()
+    indexes = BrokerIndexes()
+    if part.is_whole:
+        indexes, faults = check_broker_indexes(scan, segment, layout.side_files(segment))
+        for fault in faults:
+            log.warning("broker index left out of the archive", path=segment.path, fault=fault)
+    aborted, crossing = _ended_in(layout, scan, position, replace(request, part=part))
+    return _Examined(position, scan, indexes, aborted, crossing)
+
+
+def _require_epochs(request: CopyRequest, scan: SegmentScan) -> None:
+    """
+    See that no batch is newer than the leadership under which it is to be stored.
+
+    A log without a history is left alone: where there is no broker, nothing else tells its epoch.
+
+    Raises:
+        LeadershipChanged: Another leader has written to this file: it is looked at again first.
+    """
+    leader_epoch = request.leadership.leader_epoch
+    newest = max((epoch for epoch, _ in scan.epochs), default=leader_epoch)
+    if request.local_log.epochs and newest > leader_epoch:
+        raise LeadershipChanged(
+            f"{request.part.segment.path} holds a batch of leader epoch {newest}, and this broker was seen "
+            f"to lead {request.leadership.partition} under epoch {leader_epoch}: it is looked at again first"
+        )
+
+
+def _require_whole(file: OpenSegment, part: SegmentSlice, scan: SegmentScan, position: int) -> None:
+    """See that *scan* of a part of a closed segment, from *position* on, has all batches up to its end."""
+    position_of(file.fd, part.segment, part.next_offset)  # A batch over the end would be in neither part.
+    if not part.segment.is_active and scan.ended_by not in {EndedBy.STOP_OFFSET, EndedBy.END_OF_FILE}:
+        raise CorruptDataError(
+            f"a closed segment has a {scan.ended_by.value}",
+            source=part.segment.path,
+            position=position + scan.size_bytes,
+        )
+
+
+def _ended_in(
+    layout: Layout, scan: SegmentScan, position: int, request: CopyRequest
+) -> tuple[tuple[AbortedTransaction, ...], tuple[CrossingTransaction, ...]]:
+    """
+    Return every aborted transaction with data in the part, wherever its marker is.
+
+    And all, aborted or not, whose markers were found after the part: that log's, and no other's.
+
+    Only what is below the last stable offset is copied, so each transaction that is open at the
+    part's end has its marker further on: in the rest of the segment, or after it. One whose marker
+    may be among offsets that are gone for good counts as aborted: it is not whole any more.
+    """
+    part, local_log = request.part, request.local_log
+    aborted = list(scan.aborted)
+    first_offsets = dict(scan.tracker.open_transactions)
+    if not first_offsets:
+        return tuple(aborted), ()
+    search = MarkerSearch(scan.tracker)
+    holes = {hole[1]: hole for hole in local_log.holes}
+    for later, begin, next_offset in _after(scan, position, local_log, part):
+        if later.base_offset in holes and later is not part.segment:
+            if holes[later.base_offset] not in request.final_holes:
+                break
+            last_lost = later.base_offset - 1
+            log.warning(
+                "transactions whose markers are lost count as aborted",
+                path=part.segment.path,
+                producer_ids=sorted(search.awaited),
+                last_lost_offset=last_lost,
+            )
+            lost = (
+                AbortedTransaction(one, first, last_lost) for one, first in sorted(search.awaited.items())
+            )
+            return (*aborted, *lost), search.found
+        found = layout.scan_transactions(later, search, position=begin, next_offset=next_offset).aborted
+        aborted.extend(one for one in found if first_offsets.get(one.producer_id) == one.first_offset)
+        if not search.awaited:
+            return tuple(aborted), search.found
+    raise LocalFileError(
+        f"{part.segment.path}: a transaction that is open at offset {part.next_offset} has no marker in the "
+        f"local log yet",
+        path=part.segment.path,
+    )
+
+
+def _after(
+    scan: SegmentScan, position: int, local_log: LocalLog, part: SegmentSlice
+) -> Iterator[tuple[LocalSegment, int, int]]:
+    """Yield what follows *part* in the log: segment, position and offset to go on from."""
+    if part.is_open and scan.last_offset_found is not None:
+        yield part.segment, position + scan.size_bytes, scan.last_offset_found + 1
+    for segment in local_log.segments:
+        if segment.base_offset > part.segment.base_offset:
+            yield segment, 0, segment.base_offset
+
+
+def _index_of(part: SegmentSlice, found: _Examined) -> SegmentIndex:
+    scan = found.scan
+    if scan.last_offset_found is None and scan.size_bytes:
+        raise CorruptDataError("the segment has bytes and no batch", source=part.segment.path, position=0)
+    if part.is_open and not part.keeps_end:
+        assert scan.last_offset_found is not None, "an open slice without a batch is not copied"
+        last_offset = scan.last_offset_found
+    else:
+        last_offset = part.next_offset - 1
+    return SegmentIndex(
+        base_offset=part.base_offset,
+        last_offset=last_offset,
+        size_bytes=scan.size_bytes,
+        crc32c=scan.crc32c,
+        record_count=scan.record_count,
+        batch_count=scan.batch_count,
+        epochs=scan.epochs,
+        aborted=found.aborted,
+        entries=scan.entries,
+        broker=found.broker_indexes,
+    )
+
+
+def _checksums_of(layout: Layout, segment: LocalSegment, sizes: Sequence[int]) -> tuple[int, ...]:
+    file = layout.open(segment)
+    try:
+        values, position = [], 0
+        for size_bytes in sizes:
+            values.append(file.crc32c(position, size_bytes))
+            position += size_bytes
+        file.require_unchanged()
+    finally:
+        file.close()
+    return tuple(values)
+
+
+def _parts_of(layout: Layout, segment: LocalSegment, offsets: Sequence[int]) -> tuple[FilePart, ...]:
+    file = layout.open(segment)
+    try:
+        positions = positions_of(file.fd, file.segment, offsets)
+        found = tuple(
+            FilePart(after - position, file.crc32c(position, after - position))
+            for position, after in pairwise(positions)
+        )
+        file.require_unchanged()
+    finally:
+        file.close()
+    return found

@@ -1,0 +1,272 @@
+"""
+Trimming one partition's local log: only what is durable, past its target, and the same bytes.
+
+What total retention let go of in the archive goes as well: nobody wants it any more, on either tier.
+
+The policy names what may go by bounds, size and age. Here each named file's CRC32C is compared
+with its stored copy's before the broker is asked. A file that this process uploaded, and that
+has not changed since, was read for its checksum then and is not read again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING, Protocol
+
+import structlog
+
+from tieringd.errors import (
+    BrokerDenied,
+    LocalFileError,
+    ObjectNotFound,
+    RetryableError,
+    StorageUnavailable,
+    TieringError,
+)
+from tieringd.policies.total_retention import plan_local_expiry
+from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.remote_log import RemoteLog
+    from tieringd.broker.base import Broker
+    from tieringd.metrics import Metrics
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import Leadership
+    from tieringd.model.segment import LocalSegment
+    from tieringd.policies.local_retention import TrimCandidate
+
+log = structlog.get_logger(__name__)
+
+DENIED_PAUSE_MS = 300_000
+"""After the broker refused a trim for good, ask again this much later: someone may grant it."""
+STALE_LOOK_SECONDS = 60.0
+"""For so long after a trim an earlier look is not trimmed by again: what it shows is gone already."""
+
+
+class TrimRecord(Protocol):
+    """See that the bucket knows of a trim before it is asked for; see `Claim.record_trim`."""
+
+    async def __call__(self, before_offset: int, *, is_stored_end: bool) -> bool:
+        """Say whether the trim may be asked for."""
+        ...
+
+
+class Trimmer:
+    """
+    Let go of one partition's local segments.
+
+    Owned by the partition's archiver and used within its step. A crash at any point is
+    harmless: what was trimmed is durable, and what was not is planned again.
+    """
+
+    def __init__(
+        self,
+        leadership: Leadership,
+        *,
+        broker: Broker,
+        remote_log: RemoteLog,
+        metrics: Metrics,
+        steady_ms: Callable[[], int],
+        is_current: Callable[[], Awaitable[bool]],
+        record: TrimRecord,
+    ) -> None:
+        """
+        Take the parts; *steady_ms* returns milliseconds that only pass.
+
+        *is_current* says whether the bucket still holds the manifest that is trimmed by.
+
+        A leader that does not know yet that it was deposed would else trim what its successor has cut
+        off the archive. *record* is what tells our own trims from a user's DeleteRecords. *leadership* goes
+        with every trim: the broker carries it out only while it leads under that epoch.
+        """
+        self._record = record
+        self._leadership = leadership
+        self._partition = partition = leadership.partition
+        self._broker = broker
+        self._remote_log = remote_log
+        self._metrics = metrics
+        self._steady_ms = steady_ms
+        self._is_current = is_current
+        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._proved: dict[int, tuple[int, int, int]] = {}
+        self._denied_until_ms = 0
+        self._trimmed_at = -math.inf
+        self._failure = ""
+        self.cloud_gc_offset: int | None = None
+        """How far the space manager asked for; looked at once."""
+
+    def note_proved(self, base_offset: int, identity: tuple[int, int, int]) -> None:
+        """Remember that the file with *identity* has the checksum of its stored copy, until it is gone."""
+        self._proved[base_offset] = identity
+
+    async def trim(self, manifest: PartitionManifest, seen: Observation) -> int:
+        """Trim what *manifest*, which is in the bucket, allows; return the segments let go."""
+        self._forget_gone(seen)
+        if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
+            return 0
+        wishes = TrimWishes(
+            hint=manifest.allowed_local_start_offset,
+            awaits_hint=seen.topic.hint_shape.has_hint,
+            cloud_gc_offset=self.cloud_gc_offset,
+            never_because=seen.topic.never_trimmed_because,
+        )
+        is_urgent = self.cloud_gc_offset is not None
+        target, plan = plan_trim_to_target(
+            seen.log, manifest, wishes, log_start_offset=seen.bounds.log_start_offset
+        )
+        if target.spends_cloud_gc:
+            self.cloud_gc_offset = None
+        proved = await self._prove(plan.candidates)
+        if not proved or not await self._is_current():
+            return 0
+        before_offset = proved[-1].next_offset
+        is_stored_end = proved[-1].pieces[-1].next_offset == before_offset
+        if not await self._record(before_offset, is_stored_end=is_stored_end):
+            return 0
+        segments = [candidate.local for candidate in proved]
+        done = await self._let_go(seen, segments, before_offset=before_offset, is_urgent=is_urgent)
+        return len(proved) if done else 0
+
+    async def trim_expired(self, manifest: PartitionManifest, seen: Observation) -> int:
+        """
+        Trim what total retention took out of *manifest*, which is in the bucket; return as `trim` does.
+
+        There is no stored copy of it any more, and none is asked for.
+        """
+        log_start_offset = seen.bounds.log_start_offset
+        before_offset = plan_local_expiry(seen.log, manifest, log_start_offset=log_start_offset)
+        if before_offset is None or seen.topic.never_trimmed_because:
+            return 0
+        if self._steady_ms() < self._denied_until_ms or self._is_older_than_last_trim(seen):
+            return 0
+        if not await self._is_current():
+            return 0
+        closed = seen.log.closed_segments
+        segments = [one for one in closed if log_start_offset < (one.next_offset or 0) <= before_offset]
+        return len(segments) if await self._let_go(seen, segments, before_offset=before_offset) else 0
+
+    async def _let_go(
+        self,
+        seen: Observation,
+        segments: Sequence[LocalSegment],
+        *,
+        before_offset: int,
+        is_urgent: bool = False,
+    ) -> bool:
+        """
+        Ask the broker to let go of *segments*, which end at *before_offset*; say whether it did.
+
+        Where the broker may elect a replica that is not in sync, a trim waits until all are in sync: what
+        every replica holds, no later leader can replace. Only a full disk (*is_urgent*) does not wait.
+        """
+        try:
+            log_start_offset = await self._broker.trim(
+                self._leadership,
+                seen.log,
+                before_offset=before_offset,
+                needs_every_replica=seen.topic.may_elect_uncleanly and not is_urgent,
+            )
+        except BrokerDenied as error:
+            self._denied_until_ms = self._steady_ms() + DENIED_PAUSE_MS
+            self._count_failure(error)
+            self._log.error("trim refused", before_offset=before_offset, error=str(error))
+            return False
+        except RetryableError as error:
+            self._count_failure(error)
+            if self._failure != str(error):
+                # It is tried again with each look: the same reason is said once.
+                self._failure = str(error)
+                self._log.warning("trim failed", before_offset=before_offset, error=str(error))
+            return False
+        self._failure = ""
+        self._trimmed_at = asyncio.get_running_loop().time()
+        self._note_trimmed(segments, before_offset=before_offset, log_start_offset=log_start_offset)
+        return True
+
+    def _is_older_than_last_trim(self, seen: Observation) -> bool:
+        """
+        Say whether *seen* may show what the last trim let go.
+
+        Not for ever: a broker that crashed may have forgotten the trim, and look as before it.
+        """
+        return seen.looked_at < self._trimmed_at > asyncio.get_running_loop().time() - STALE_LOOK_SECONDS
+
+    async def _prove(self, candidates: Sequence[TrimCandidate]) -> list[TrimCandidate]:
+        """Return the prefix of *candidates* whose local bytes are those of the archive."""
+        proved: list[TrimCandidate] = []
+        for candidate in candidates:
+            local = candidate.local
+            if self._proved.get(local.base_offset) != local.identity:
+                if not await self._is_same(candidate):
+                    break
+                self._proved[local.base_offset] = local.identity
+            proved.append(candidate)
+        return proved
+
+    def _forget_gone(self, seen: Observation) -> None:
+        """Forget the files that *seen* does not show any more: the broker's own retention deletes as well."""
+        if len(self._proved) <= len(seen.log.segments):
+            return
+        on_disk = {one.base_offset for one in seen.log.segments}
+        self._proved = {base: identity for base, identity in self._proved.items() if base in on_disk}
+
+    async def _is_same(self, candidate: TrimCandidate) -> bool:
+        """
+        Compare a local segment with what is stored.
+
+        By checksum where the stored pieces begin and end with it. Where another leader cut the
+        log elsewhere, or a job took records out, there is no checksum of just these bytes, and they are
+        read back.
+        """
+        local = candidate.local
+        try:
+            if candidate.has_checksums:
+                sizes = [piece.size_bytes for piece in candidate.pieces]
+                found = await self._remote_log.local_checksums(local, sizes)
+                difference = _checksum_difference(candidate, found)
+            else:
+                difference = await self._remote_log.local_difference(self._partition, local, candidate.pieces)
+        except (LocalFileError, StorageUnavailable, ObjectNotFound) as error:
+            self._log.warning("segment cannot be compared before a trim", error=str(error))
+            return False
+        if difference:
+            self._log.error(
+                "local segment differs from its stored copy; it is not trimmed",
+                base_offset=local.base_offset,
+                path=local.path,
+                difference=difference,
+            )
+        return not difference
+
+    def _note_trimmed(
+        self, trimmed: Sequence[LocalSegment], *, before_offset: int, log_start_offset: int
+    ) -> None:
+        size_bytes = sum(segment.size_bytes for segment in trimmed)
+        for segment in trimmed:
+            self._proved.pop(segment.base_offset, None)
+        self._metrics.trims.labels(self._partition.topic).inc(len(trimmed))
+        self._metrics.trimmed_bytes.labels(self._partition.topic).inc(size_bytes)
+        self._log.info(
+            "local log trimmed",
+            before_offset=before_offset,
+            log_start_offset=log_start_offset,
+            segments=len(trimmed),
+            size_bytes=size_bytes,
+        )
+
+    def _count_failure(self, error: TieringError) -> None:
+        self._metrics.trim_failures.labels(self._partition.topic, type(error).__name__).inc()
+
+
+def _checksum_difference(candidate: TrimCandidate, found: Sequence[int]) -> str:
+    for piece, checksum in zip(candidate.pieces, found, strict=True):
+        if piece.crc32c != checksum:
+            return (
+                f"offsets {piece.base_offset} to {piece.last_offset} have checksum {checksum:08x} on disk "
+                f"and {piece.crc32c:08x} in the archive"
+            )
+    return ""

@@ -1,0 +1,155 @@
+"""
+The upload controller: sets the pace of uploads by how much waits, and by what else wants the machine.
+
+Two questions, each asked of a policy. How many shares do uploads have? The backlog decides
+(`policies.upload_control`), once every interval. Does anything else want the machine? Its load decides
+(`policies.upload_contention`), twice a second while uploads run or wait, and not at all while none does. The
+pace follows from both, and the gate keeps it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.archiving.load_watch import LoadWatch
+from tieringd.policies.upload_contention import ContentionLimits, ContentionState, judge
+from tieringd.policies.upload_control import ControllerState, pace_for, update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tieringd.archiving.upload_gate import UploadGate
+    from tieringd.broker.host_load import HostCounters
+    from tieringd.metrics import Metrics
+    from tieringd.policies.upload_control import ControllerLimits, PaceLimits
+
+log = structlog.get_logger(__name__)
+
+LOOK_SECONDS = 0.5
+"""How often the machine is looked at while uploads run or wait."""
+LISTENING_LOOK_SECONDS = 0.05
+"""The same while no upload may begin: that is not to last longer than it must."""
+
+
+class UploadController:
+    """Keep one daemon's upload gate at the pace that its backlog asks for and the machine allows."""
+
+    def __init__(
+        self,
+        gate: UploadGate,
+        *,
+        control: ControllerLimits,
+        pace: PaceLimits,
+        free_bytes_at_start: int,
+        backlog_bytes: Callable[[], int],
+        counters: Callable[[], HostCounters],
+        metrics: Metrics,
+        contention: ContentionLimits | None = None,
+    ) -> None:
+        """Take the parts; *counters* reads what the machine has done up to now."""
+        self._gate = gate
+        self._control = control
+        self._pace = pace
+        self._free_bytes_at_start = free_bytes_at_start
+        self._backlog_bytes = backlog_bytes
+        self._metrics = metrics
+        self._limits = contention or ContentionLimits()
+        self._state = ControllerState()
+        self._shares, self._backlog_seen = control.min_shares, 0
+        self._said_shares = 0
+        self._contention = ContentionState()
+        self._load = LoadWatch(counters)
+        self._active = asyncio.Event()
+        self._succeeded = 0
+        """Uploads that had succeeded when listening began."""
+        gate.on_asked = self._active.set
+        gate.on_busy, gate.on_quiet = self._load.uploads_begin, self._load.uploads_end
+
+    def set_pace(self, pace: PaceLimits) -> None:
+        """Keep to *pace* from now on."""
+        self._pace = pace
+        self._apply()
+
+    async def run(self, *, interval_seconds: float) -> None:
+        """Set the shares now and again every interval, and look at the machine meanwhile, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch())
+            while True:
+                self.step()
+                await asyncio.sleep(interval_seconds)
+
+    async def _watch(self) -> None:
+        while True:
+            await self._active.wait()
+            await asyncio.sleep(LISTENING_LOOK_SECONDS if self._contention.is_listening else LOOK_SECONDS)
+            self.look()
+
+    def step(self) -> None:
+        """Set the shares by the backlog as it is now."""
+        self._backlog_seen = self._backlog_bytes()
+        self._state, self._shares = update(
+            self._control,
+            self._state,
+            backlog_bytes=self._backlog_seen,
+            free_bytes_at_start=self._free_bytes_at_start,
+        )
+        self._apply()
+        if self._shares != self._said_shares:
+            self._said_shares = self._shares
+            log.info(
+                "upload shares",
+                shares=self._shares,
+                backlog_bytes=self._backlog_seen,
+                concurrent_uploads=self._gate.pace.concurrent_uploads,
+                bytes_per_second=self._gate.pace.bytes_per_second,
+            )
+        self._metrics.upload_shares.set(self._shares)
+        self._metrics.upload_controller_error.set(self._state.error)
+        self._metrics.upload_backlog_bytes.set(self._backlog_seen)
+        self._metrics.health.loop_succeeded("upload_controller")
+
+    def look(self) -> None:
+        """Judge whether others want the machine, by its load since the last look."""
+        before = self._contention
+        total, others = self._load.look()
+        self._contention = judge(
+            before,
+            self._limits,
+            total=total,
+            others=others,
+            is_catching_up=self._gate.waiting_old_uploads > 0,
+            is_moving=self._gate.succeeded_uploads > self._succeeded,
+            now=self._gate.time(),
+        )
+        if others.seconds >= self._limits.heard_seconds:
+            self._load.forget_others()
+        if not self._contention.is_listening or not before.is_listening:
+            self._succeeded = self._gate.succeeded_uploads
+        if self._contention != before:
+            self._apply()
+            if self._contention.contended_by != before.contended_by:
+                log.debug("uploads meet others", contended_by=self._contention.contended_by)
+        self._count_held()
+        has_uploads = self._gate.uploads_in_flight or self._gate.waiting_uploads
+        if not has_uploads and not self._contention.is_listening:
+            # While it listens no upload begins: it goes on until it has heard enough.
+            self._active.clear()
+
+    def _apply(self) -> None:
+        self._gate.set_pace(
+            pace_for(
+                self._shares,
+                self._control,
+                self._pace,
+                contention=self._contention,
+                measured_bytes_per_second=self._gate.measured_bytes_per_second,
+                backlog_bytes=self._backlog_seen,
+            )
+        )
+
+    def _count_held(self) -> None:
+        for by, seconds in self._gate.take_held_seconds().items():
+            self._metrics.upload_held_seconds.labels(by).inc(seconds)

@@ -1,0 +1,119 @@
+"""
+The uploader: what a plan names, side by side into the bucket; what of it may be committed, handed back.
+
+It decides nothing about the manifest. Nothing that it stores has a name there before the archiver
+commits it, so an upload that fails, or that nobody commits, leaves an object that no reader sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.archiving.segment_copier import CopiedSegment
+from tieringd.errors import BrokerUnavailable, TieringError
+from tieringd.policies.upload import admissible_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from tieringd.archiving.remote_log import RemoteLog
+    from tieringd.archiving.upload_line import Urgency
+    from tieringd.model.local_log import Hole, LocalLog
+    from tieringd.model.partition import Leadership
+    from tieringd.model.segment import SegmentSlice
+
+
+@dataclass(frozen=True, slots=True)
+class UploadOutcome:
+    """How the uploads of one plan ended."""
+
+    admitted: tuple[CopiedSegment, ...] = ()
+    """The longest prefix that succeeded: it may be committed."""
+    failure: TieringError | None = None
+    """What ended the prefix; None when all succeeded."""
+    failed: SegmentSlice | None = None
+    """What was not copied because of *failure*."""
+
+
+class Uploader:
+    """Upload one partition's segments for as long as this broker is known to lead it."""
+
+    def __init__(self, leadership: Leadership, remote_log: RemoteLog) -> None:
+        self._leadership = leadership
+        self._remote_log = remote_log
+        self._confirmed_until = math.inf
+
+    def confirm_leadership(self, *, until: float) -> None:
+        """Note that the cluster still named this broker the leader; *until* is in loop time."""
+        self._confirmed_until = until
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Say whether a round has seen the partition of late, and this broker as its leader."""
+        return asyncio.get_running_loop().time() <= self._confirmed_until
+
+    async def upload(
+        self,
+        local_log: LocalLog,
+        slices: Sequence[SegmentSlice],
+        *,
+        next_offset: int,
+        urgency: Urgency,
+        final_holes: Collection[Hole] = (),
+    ) -> UploadOutcome:
+        """
+        Copy *slices* of *local_log*, of which the first begins at *next_offset*.
+
+        What is in *final_holes* is gone for good: two looks have missed it.
+        """
+        if not slices:
+            return UploadOutcome()
+        outcomes = await self._copy_all(local_log, slices, urgency, final_holes)
+        copies = [outcome if isinstance(outcome, CopiedSegment) else None for outcome in outcomes]
+        count = admissible_prefix([copy.remote if copy else None for copy in copies], next_offset=next_offset)
+        admitted = tuple(copy for copy in copies[:count] if copy is not None)
+        for part, outcome in zip(slices[count:], outcomes[count:], strict=True):
+            if isinstance(outcome, TieringError):
+                return UploadOutcome(admitted, outcome, part)
+        return UploadOutcome(admitted)
+
+    async def _copy_all(
+        self,
+        local_log: LocalLog,
+        slices: Sequence[SegmentSlice],
+        urgency: Urgency,
+        final_holes: Collection[Hole],
+    ) -> list[CopiedSegment | TieringError | None]:
+        """Copy each slice; a failure is a result, so that its neighbours can still be committed."""
+
+        async def copy(part: SegmentSlice) -> CopiedSegment | TieringError | None:
+            try:
+                return await self._remote_log.copy_segment(
+                    self._leadership,
+                    local_log,
+                    part,
+                    urgency=urgency,
+                    before_put=self._require_leadership,
+                    final_holes=final_holes,
+                )
+            except TieringError as error:
+                return error
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(copy(part)) for part in slices]
+        return [task.result() for task in tasks]
+
+    def _require_leadership(self) -> None:
+        """
+        Refuse to store anything once leadership has not been confirmed for long.
+
+        So a process that was stopped through a change of leadership, and goes on, stores nothing.
+        """
+        if not self.is_confirmed:
+            raise BrokerUnavailable(
+                f"it is too long ago that this broker was seen to lead {self._leadership.partition}; "
+                f"looking again first"
+            )
