@@ -80,7 +80,7 @@ BENCHMARKS: Final = {
     "gateway": Benchmark(
         (
             "tieringd.daemon.gateway",
-            "tieringd.services.gateway",
+            "tieringd.gateway",
             "tieringd.reading.hydrator",
             "tieringd.formats.kafka_wire",
             "tieringd.cache",

@@ -17,7 +17,7 @@ from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.records import control_type
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.services.gateway.archive_answers import (
+from tieringd.gateway.archive_answers import (
     ArchivedFetch,
     EpochEnd,
     FetchQuestion,

@@ -14,9 +14,9 @@ from tests.support.kafka_messages import (
     response_frame,
 )
 from tieringd.formats.kafka_wire.fetch_answer import Replacement
-from tieringd.services.gateway.archive_answers import ArchivedFetch, NoArchive, Onward
-from tieringd.services.gateway.server import GatewayServer
-from tieringd.services.gateway.settings import GatewaySettings
+from tieringd.gateway.archive_answers import ArchivedFetch, NoArchive, Onward
+from tieringd.gateway.server import GatewayServer
+from tieringd.gateway.settings import GatewaySettings
 
 METADATA = 3
 MIB = 1 << 20

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.kafka import KafkaCluster, Listener
 from tests.support.ports import free_ports
-from tieringd.services.gateway.server import GatewayServer
-from tieringd.services.gateway.settings import GatewaySettings
+from tieringd.gateway.server import GatewayServer
+from tieringd.gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from tieringd.services.gateway.archive_answers import ArchiveAnswers
+    from tieringd.gateway.archive_answers import ArchiveAnswers
 
 LISTENER = "TIERED"
 

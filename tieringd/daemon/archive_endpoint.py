@@ -22,6 +22,8 @@ from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway import ReadCache, client_tls
 from tieringd.errors import ConfigError
+from tieringd.gateway.server import GatewayServer
+from tieringd.gateway.settings import GatewaySettings
 from tieringd.metrics import Metrics
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.services.archive_endpoint.api import Api
@@ -34,8 +36,6 @@ from tieringd.services.archive_endpoint.partitions import ServedPartitions
 from tieringd.services.archive_endpoint.refusals import Refusals
 from tieringd.services.archive_endpoint.settings import EndpointSettings
 from tieringd.services.archive_endpoint.topics import ServedTopics
-from tieringd.services.gateway.server import GatewayServer
-from tieringd.services.gateway.settings import GatewaySettings
 from tieringd.storage.opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
-    from tieringd.services.gateway.connection import Shared
+    from tieringd.gateway.connection import Shared
 
 log = structlog.get_logger(__name__)
 

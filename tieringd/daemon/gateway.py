@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from tieringd.cache.directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import ConfigError
+from tieringd.gateway.readable_partitions import ReadablePartitions
+from tieringd.gateway.remote_answers import RemoteAnswers
+from tieringd.gateway.server import GatewayServer
+from tieringd.gateway.settings import GatewaySettings
 from tieringd.reading.cache_keeper import CacheKeeper
 from tieringd.reading.cached_files import CachedFiles
 from tieringd.reading.hydrator import Hydrator
 from tieringd.reading.open_chunks import OpenChunks
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.services.cache_settings import hydration_limits, keeper_settings
-from tieringd.services.gateway.readable_partitions import ReadablePartitions
-from tieringd.services.gateway.remote_answers import RemoteAnswers
-from tieringd.services.gateway.server import GatewayServer
-from tieringd.services.gateway.settings import GatewaySettings
 from tieringd.storage.opening import bucket_name
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import structlog
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import Api as Kafka
+from tieringd.gateway.opening import host_of
+from tieringd.gateway.wire import NOTHING_NOW, wire_of
 from tieringd.services.archive_endpoint.requests import RequestBuffer
-from tieringd.services.gateway.opening import host_of
-from tieringd.services.gateway.wire import NOTHING_NOW, wire_of
 
 if TYPE_CHECKING:
     import socket
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from tieringd.errors import LocalFileError
     from tieringd.formats.kafka_wire.request_header import RequestHead
+    from tieringd.gateway.connection import Shared
     from tieringd.services.archive_endpoint.api import Api
-    from tieringd.services.gateway.connection import Shared
 
 log = structlog.get_logger(__name__)
 

@@ -22,8 +22,8 @@ from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed
 from tieringd.formats.kafka_wire.fetch_request import asked_of, session_of
 from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.gateway.archive_answers import TRY_AGAIN
 from tieringd.services.archive_endpoint.reads import PartitionReads
-from tieringd.services.gateway.archive_answers import TRY_AGAIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tieringd.formats.kafka_wire.fetch_answer import RebuiltResponse
     from tieringd.formats.kafka_wire.fetch_request import AskedFetch, AskedPartition
     from tieringd.formats.kafka_wire.request_header import RequestHead
+    from tieringd.gateway.archive_answers import PartitionKey
+    from tieringd.gateway.budget import ByteBudget
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History
@@ -39,8 +41,6 @@ if TYPE_CHECKING:
     from tieringd.services.archive_endpoint.reads import PartitionRead
     from tieringd.services.archive_endpoint.settings import EndpointSettings
     from tieringd.services.archive_endpoint.topics import ServedTopics
-    from tieringd.services.gateway.archive_answers import PartitionKey
-    from tieringd.services.gateway.budget import ByteBudget
 
 log = structlog.get_logger(__name__)
 

@@ -16,10 +16,7 @@ from kio.schema.errors import ErrorCode
 
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
-from tieringd.policies.epoch_history import end_offset_for, epoch_at
-from tieringd.services.archive_endpoint.cluster import NO_DELAY
-from tieringd.services.archive_endpoint.keys import ApiKey
-from tieringd.services.gateway.archive_answers import (
+from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
     LATEST,
@@ -28,6 +25,9 @@ from tieringd.services.gateway.archive_answers import (
     TRY_AGAIN,
     ListedOffset,
 )
+from tieringd.policies.epoch_history import end_offset_for, epoch_at
+from tieringd.services.archive_endpoint.cluster import NO_DELAY
+from tieringd.services.archive_endpoint.keys import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.services.gateway.answer import Answer
-    from tieringd.services.gateway.budget import ByteBudget
+    from tieringd.gateway.answer import Answer
+    from tieringd.gateway.budget import ByteBudget
 
 MAX_REQUESTS: Final = 256
 MAX_KEPT_BYTES: Final = 1 << 20

@@ -25,7 +25,7 @@ from tests.support.kafka_messages import (
 from tests.support.raw_kafka import connected
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, Api
-from tieringd.services.gateway.archive_answers import ListedOffset
+from tieringd.gateway.archive_answers import ListedOffset
 
 TIERED, PLAIN = uuid.UUID(int=7), uuid.UUID(int=8)
 FAULT = StorageUnavailable("away")

@@ -16,15 +16,15 @@ from tieringd.formats.kafka_wire.cursor import IncompleteMessage
 from tieringd.formats.kafka_wire.fetch_request import limit_bytes, remove_session
 from tieringd.formats.kafka_wire.produce_walk import ProduceRequestWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, Api, RequestHead
-from tieringd.services.gateway.frames import Frames
-from tieringd.services.gateway.pending import PendingRequest, PendingRequests
-from tieringd.services.gateway.refusal import refusal
+from tieringd.gateway.frames import Frames
+from tieringd.gateway.pending import PendingRequest, PendingRequests
+from tieringd.gateway.refusal import refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tieringd.services.gateway.ahead import FetchAhead
-    from tieringd.services.gateway.budget import ByteBudget
+    from tieringd.gateway.ahead import FetchAhead
+    from tieringd.gateway.budget import ByteBudget
 
 LIMITED_FETCH_BYTES: Final = 1 << 20
 """What a broker is asked for while its answer has to be held for archived partitions in it."""

@@ -24,10 +24,8 @@ from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.topic_manifest import Archiving
-from tieringd.policies.cache_trim import TrimLimits
-from tieringd.reading.partition_reader import PartitionReader
-from tieringd.services.gateway import log_starts
-from tieringd.services.gateway.archive_answers import (
+from tieringd.gateway import log_starts
+from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
     LATEST_TIERED,
@@ -37,8 +35,10 @@ from tieringd.services.gateway.archive_answers import (
     FetchQuestion,
     ListedOffset,
 )
-from tieringd.services.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
-from tieringd.services.gateway.remote_answers import RemoteAnswers
+from tieringd.gateway.readable_partitions import FRESH_SECONDS, ReadablePartitions
+from tieringd.gateway.remote_answers import RemoteAnswers
+from tieringd.policies.cache_trim import TrimLimits
+from tieringd.reading.partition_reader import PartitionReader
 
 IDENTITY = UUID(bytes=urlsafe_b64decode(TOPIC_ID + "=="))
 FIRST_MS = 1_700_000_000_000

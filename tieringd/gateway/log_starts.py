@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tieringd.archive.record_reader import RecordReader
+    from tieringd.gateway.archive_answers import PartitionKey
+    from tieringd.gateway.readable_partitions import ReadablePartition, ReadablePartitions
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History
-    from tieringd.services.gateway.archive_answers import PartitionKey
-    from tieringd.services.gateway.readable_partitions import ReadablePartition, ReadablePartitions
 
 log = structlog.get_logger(__name__)
 

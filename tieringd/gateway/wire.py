@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import LocalFileError
 from tieringd.formats.kafka_wire.pieces import FileSlice, Piece, piece_bytes
-from tieringd.services.gateway.pipes import Pipe
+from tieringd.gateway.pipes import Pipe
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from tieringd.services.gateway.budget import ByteBudget
-    from tieringd.services.gateway.pipes import PipePool
+    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.pipes import PipePool
 
 _TURN_BYTES: Final = 1 << 20
 """A peer that takes everything still leaves the loop to others after this much."""

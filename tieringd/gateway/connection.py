@@ -16,26 +16,26 @@ import structlog
 
 from tieringd.errors import ProtocolViolation, RetryableError
 from tieringd.formats.kafka_wire.pieces import size_of
-from tieringd.services.gateway.ahead import FetchAhead
-from tieringd.services.gateway.answers import answer
-from tieringd.services.gateway.opening import connected, host_of
-from tieringd.services.gateway.pending import PendingRequest, PendingRequests
-from tieringd.services.gateway.pipes import PipePool
-from tieringd.services.gateway.read_rates import ReadRates
-from tieringd.services.gateway.requests import RequestFrames
-from tieringd.services.gateway.responses import SPLICED_BYTES, ResponseFrames
-from tieringd.services.gateway.wire import NOTHING_NOW, Wire, wire_of
+from tieringd.gateway.ahead import FetchAhead
+from tieringd.gateway.answers import answer
+from tieringd.gateway.opening import connected, host_of
+from tieringd.gateway.pending import PendingRequest, PendingRequests
+from tieringd.gateway.pipes import PipePool
+from tieringd.gateway.read_rates import ReadRates
+from tieringd.gateway.requests import RequestFrames
+from tieringd.gateway.responses import SPLICED_BYTES, ResponseFrames
+from tieringd.gateway.wire import NOTHING_NOW, Wire, wire_of
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine
 
     from tieringd.errors import LocalFileError
-    from tieringd.services.gateway.answer import Answer
-    from tieringd.services.gateway.archive_answers import ArchiveAnswers
-    from tieringd.services.gateway.budget import ByteBudget
-    from tieringd.services.gateway.responses import Question
-    from tieringd.services.gateway.settings import GatewaySettings
+    from tieringd.gateway.answer import Answer
+    from tieringd.gateway.archive_answers import ArchiveAnswers
+    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.responses import Question
+    from tieringd.gateway.settings import GatewaySettings
 
 _WAKE_BYTES: Final = 256 << 10
 """While records pass, the loop is woken for this much at once: every turn has its price."""

@@ -30,15 +30,15 @@ from tieringd.errors import StorageUnavailable
 from tieringd.formats.kafka_wire.fetch_request import asked_of
 from tieringd.formats.kafka_wire.fetch_walk import FetchResponseWalk
 from tieringd.formats.kafka_wire.request_header import Api, RequestHead
-from tieringd.services.gateway import ahead as ahead_module
-from tieringd.services.gateway.ahead import PERMIT_SECONDS, FetchAhead
-from tieringd.services.gateway.answer import Answer
-from tieringd.services.gateway.archive_answers import Onward
-from tieringd.services.gateway.budget import ByteBudget
-from tieringd.services.gateway.frames import SCRATCH_BYTES
-from tieringd.services.gateway.pending import PendingRequest, PendingRequests
-from tieringd.services.gateway.requests import RequestFrames
-from tieringd.services.gateway.responses import Question
+from tieringd.gateway import ahead as ahead_module
+from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
+from tieringd.gateway.answer import Answer
+from tieringd.gateway.archive_answers import Onward
+from tieringd.gateway.budget import ByteBudget
+from tieringd.gateway.frames import SCRATCH_BYTES
+from tieringd.gateway.pending import PendingRequest, PendingRequests
+from tieringd.gateway.requests import RequestFrames
+from tieringd.gateway.responses import Question
 
 STEP = 10
 """Offsets in every answer of the archive."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tieringd.formats.kafka_wire.pieces import Piece
-    from tieringd.services.gateway.archive_answers import Onward, PartitionKey
+    from tieringd.gateway.archive_answers import Onward, PartitionKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from tieringd.formats.kafka_wire.messages import (
     response_module,
 )
 from tieringd.formats.kafka_wire.request_header import Api, client_id_of
-from tieringd.services.gateway.answer import Answer
-from tieringd.services.gateway.archive_answers import (
+from tieringd.gateway.answer import Answer
+from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
     LATEST,
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
     from tieringd.formats.kafka_wire.fetch_request import AskedFetch
     from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.services.gateway.archive_answers import (
+    from tieringd.gateway.archive_answers import (
         ArchiveAnswers,
         ListedOffset,
         Onward,
         PartitionKey,
         RemoteLogDir,
     )
-    from tieringd.services.gateway.responses import Question
+    from tieringd.gateway.responses import Question
 
 log = structlog.get_logger(__name__)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.fakes.fixtures import daemon, store, writers
 from tests.fakes.scripted_broker import scripted_broker
+
+__all__ = ["daemon", "store", "writers"]
 
 
 @pytest.fixture

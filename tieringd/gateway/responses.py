@@ -25,16 +25,16 @@ from tieringd.formats.kafka_wire.fetch_walk import (
 )
 from tieringd.formats.kafka_wire.produce_answer_walk import FIRST_LOG_START, ProduceResponseWalk
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api
-from tieringd.services.gateway.frames import ALWAYS_HELD_BYTES, Frames
+from tieringd.gateway.frames import ALWAYS_HELD_BYTES, Frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
     from tieringd.formats.kafka_wire.produce_answer_walk import ProducedPartition
-    from tieringd.services.gateway.answer import Answer
-    from tieringd.services.gateway.budget import ByteBudget
-    from tieringd.services.gateway.pending import PendingRequest, PendingRequests
+    from tieringd.gateway.answer import Answer
+    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.pending import PendingRequest, PendingRequests
 
 SPLICED_BYTES: Final = 64 << 10
 """From this size on it is cheaper to pass records on inside the kernel."""

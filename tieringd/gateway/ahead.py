@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Final
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.fetch_request import AskedFetch, asked_of, with_offsets
 from tieringd.formats.kafka_wire.request_header import Api
-from tieringd.services.gateway.answers import fetched_ahead
+from tieringd.gateway.answers import fetched_ahead
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
     from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.services.gateway.answer import Answer
-    from tieringd.services.gateway.archive_answers import ArchiveAnswers
-    from tieringd.services.gateway.pending import PendingRequest
-    from tieringd.services.gateway.responses import Question
+    from tieringd.gateway.answer import Answer
+    from tieringd.gateway.archive_answers import ArchiveAnswers
+    from tieringd.gateway.pending import PendingRequest
+    from tieringd.gateway.responses import Question
 
 PERMIT_SECONDS: Final = 1.0
 """How long the broker's word is taken for what it would say now."""

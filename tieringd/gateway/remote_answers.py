@@ -18,8 +18,7 @@ import structlog
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.formats.kafka_wire.fetch_answer import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice as WireSlice
-from tieringd.policies.epoch_history import end_offset_for
-from tieringd.services.gateway.archive_answers import (
+from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
     LATEST_TIERED,
@@ -31,8 +30,9 @@ from tieringd.services.gateway.archive_answers import (
     Onward,
     RemoteLogDir,
 )
-from tieringd.services.gateway.archive_reads import ArchiveReads
-from tieringd.services.gateway.log_starts import UNKNOWN, LogStarts
+from tieringd.gateway.archive_reads import ArchiveReads
+from tieringd.gateway.log_starts import UNKNOWN, LogStarts
+from tieringd.policies.epoch_history import end_offset_for
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
     from tieringd.archive.record_reader import RecordReader
     from tieringd.formats.kafka_wire.pieces import Piece
+    from tieringd.gateway.archive_answers import FetchQuestion, PartitionKey
+    from tieringd.gateway.archive_reads import ArchiveRead
+    from tieringd.gateway.readable_partitions import ReadablePartition, ReadablePartitions
     from tieringd.model.manifest import PartitionManifest
     from tieringd.reading.history import History
     from tieringd.reading.partition_reader import ArchivedBatches, PartitionReader
-    from tieringd.services.gateway.archive_answers import FetchQuestion, PartitionKey
-    from tieringd.services.gateway.archive_reads import ArchiveRead
-    from tieringd.services.gateway.readable_partitions import ReadablePartition, ReadablePartitions
 
 
 log = structlog.get_logger(__name__)

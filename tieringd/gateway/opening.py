@@ -13,7 +13,7 @@ from aiohappyeyeballs import start_connection
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tieringd.services.gateway.settings import GatewaySettings
+    from tieringd.gateway.settings import GatewaySettings
 
 _LOCAL_SEND_BYTES: Final = 128 << 10
 """

@@ -11,9 +11,9 @@ from tests.fakes.gateway_peers import closed, plain_answer, plain_request
 from tests.support.certificate import write_certificate
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
-from tieringd.services.gateway.connection import Connection
-from tieringd.services.gateway.server import GatewayServer
-from tieringd.services.gateway.settings import GatewaySettings
+from tieringd.gateway.connection import Connection
+from tieringd.gateway.server import GatewayServer
+from tieringd.gateway.settings import GatewaySettings
 
 
 class Unwatched(Connection):

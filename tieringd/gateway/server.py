@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import structlog
 
 from tieringd.errors import ConfigError
-from tieringd.services.gateway.archive_answers import NoArchive
-from tieringd.services.gateway.budget import ByteBudget
-from tieringd.services.gateway.connection import Connection, GatewayCounters, Shared
-from tieringd.services.gateway.frames import SCRATCH_BYTES
-from tieringd.services.gateway.opening import accepted, prepare
-from tieringd.services.gateway.read_rates import ReadRates
+from tieringd.gateway.archive_answers import NoArchive
+from tieringd.gateway.budget import ByteBudget
+from tieringd.gateway.connection import Connection, GatewayCounters, Shared
+from tieringd.gateway.frames import SCRATCH_BYTES
+from tieringd.gateway.opening import accepted, prepare
+from tieringd.gateway.read_rates import ReadRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from tieringd.services.gateway.archive_answers import ArchiveAnswers
-    from tieringd.services.gateway.settings import GatewaySettings
+    from tieringd.gateway.archive_answers import ArchiveAnswers
+    from tieringd.gateway.settings import GatewaySettings
 
 log = structlog.get_logger(__name__)
 

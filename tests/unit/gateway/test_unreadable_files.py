@@ -24,13 +24,13 @@ from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
 from tieringd.formats.kafka_wire.fetch_answer import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice
+from tieringd.gateway.archive_answers import ArchivedFetch
+from tieringd.gateway.budget import ByteBudget
+from tieringd.gateway.server import GatewayServer
+from tieringd.gateway.settings import GatewaySettings
+from tieringd.gateway.wire import Wire
 from tieringd.services.archive_endpoint.api import Answer
 from tieringd.services.archive_endpoint.connection import EndpointConnection
-from tieringd.services.gateway.archive_answers import ArchivedFetch
-from tieringd.services.gateway.budget import ByteBudget
-from tieringd.services.gateway.server import GatewayServer
-from tieringd.services.gateway.settings import GatewaySettings
-from tieringd.services.gateway.wire import Wire
 
 PROMISED = 8 << 20
 EVENT = "a client's answer is cut off: a cached file cannot be read"

@@ -24,11 +24,11 @@ from tieringd.reading.partition_reader import HeldRead
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from tieringd.gateway.archive_answers import PartitionKey
+    from tieringd.gateway.readable_partitions import ReadablePartition, ReadablePartitions
     from tieringd.model.manifest import PartitionManifest
     from tieringd.reading.history import History
     from tieringd.reading.partition_reader import HeldBatches, HeldGap, PartitionReader
-    from tieringd.services.gateway.archive_answers import PartitionKey
-    from tieringd.services.gateway.readable_partitions import ReadablePartition, ReadablePartitions
 
 _REMEMBERED = 4096
 _AT_ONCE = 8
