@@ -12,7 +12,7 @@ from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.formats.object_keys import client_quotas_key
 from tieringd.model.client_quota import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
-from tieringd.services.producer_brake import ProducerBrake
+from tieringd.space.producer_brake import ProducerBrake
 from tieringd.storage.memory import MemoryStore
 
 ALICE = quota_entity(user="alice")

@@ -14,7 +14,7 @@ from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
     from tieringd.config import Config
-    from tieringd.services.ballast import Ballast, BallastStatus
+    from tieringd.space.ballast import Ballast, BallastStatus
 
 space_app = typer.Typer(help="Disk space: what takes it, and the ballast file.", no_args_is_help=True)
 ballast_app = typer.Typer(help="The file that can be deleted when the disk is full.", no_args_is_help=True)

@@ -11,7 +11,7 @@ from tieringd.config.units import format_size
 from tieringd.daemon.space_look import plan_space_once
 
 if TYPE_CHECKING:
-    from tieringd.services.space_manager import SpaceReport
+    from tieringd.space.space_manager import SpaceReport
 
 
 def plan(config: ConfigFile, output: Format = OutputFormat.TEXT) -> None:

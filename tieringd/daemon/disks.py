@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tieringd.broker.filesystems import LocalFilesystems
-from tieringd.services.ballast import Ballast, BallastSettings
-from tieringd.services.degraded_mode import DegradedMode, DegradedParts, DegradedSettings
-from tieringd.services.disk_monitor import DiskMonitor
-from tieringd.services.disk_state_board import DiskStateBoard
-from tieringd.services.producer_brake import ProducerBrake
-from tieringd.services.space_manager import SpaceManager
+from tieringd.space.ballast import Ballast, BallastSettings
+from tieringd.space.degraded_mode import DegradedMode, DegradedParts, DegradedSettings
+from tieringd.space.disk_monitor import DiskMonitor
+from tieringd.space.disk_state_board import DiskStateBoard
+from tieringd.space.producer_brake import ProducerBrake
+from tieringd.space.space_manager import SpaceManager
 
 if TYPE_CHECKING:
     from collections.abc import Callable

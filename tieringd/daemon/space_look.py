@@ -19,7 +19,7 @@ from tieringd.daemon.beside import opened_broker
 from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
 from tieringd.policies.disk_areas import plan_spaces
-from tieringd.services.space_manager import SpaceReport, area_settings, measured_cache, plan_for
+from tieringd.space.space_manager import SpaceReport, area_settings, measured_cache, plan_for
 from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:

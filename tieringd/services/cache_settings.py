@@ -8,7 +8,7 @@ from tieringd.policies.cache_trim import TrimLimits
 from tieringd.policies.disk_areas import divide_disk
 from tieringd.reading.cache_keeper import KeeperSettings
 from tieringd.reading.hydrator import HydrationLimits
-from tieringd.services.space_manager import area_settings
+from tieringd.space.space_manager import area_settings
 
 if TYPE_CHECKING:
     from tieringd.config import Config

@@ -27,7 +27,7 @@ from tieringd.broker.disk_use import WHOLE_LOOK_EVERY
 from tieringd.config import parse_config
 from tieringd.daemon.housekeeping import housekeeping_of
 from tieringd.metrics import Metrics
-from tieringd.services.space_manager import SpaceManager
+from tieringd.space.space_manager import SpaceManager
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore

@@ -11,7 +11,7 @@ from tests.fakes.filesystems import FakeDisk, FakeFilesystems
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.policies.disk_alert import AlertSettings
-from tieringd.services.ballast import INTERVAL_SECONDS, Ballast, BallastSettings, BallastStatus
+from tieringd.space.ballast import INTERVAL_SECONDS, Ballast, BallastSettings, BallastStatus
 
 MIB = 2**20
 SIZE = 10 * MIB

@@ -6,7 +6,7 @@ compare-and-swap of that record in the same step. So of daemons that disagree on
 crash at any point leaves a record that any daemon can finish, and what was put back is looked at
 for a while longer: an order that was given before may arrive after it.
 
-It does not decide when: that is `services.degraded_mode`.
+It does not decide when: that is `space.degraded_mode`.
 """
 
 from __future__ import annotations

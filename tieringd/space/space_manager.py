@@ -21,7 +21,7 @@ from tieringd.broker.disk_use import DiskUseMeter, directory_uses
 from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, plan_spaces
 from tieringd.policies.space_plan import SpaceDemand
 from tieringd.policies.space_planner import plan_space
-from tieringd.services.space_facts import space_partitions
+from tieringd.space.space_facts import space_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.fakes.filesystems import FakeDisk, FakeFilesystems
 from tieringd.model.disk_state import DiskState
 from tieringd.policies.disk_alert import AlertSettings
-from tieringd.services.disk_monitor import DiskMonitor
+from tieringd.space.disk_monitor import DiskMonitor
 
 pytestmark = pytest.mark.looptime
 

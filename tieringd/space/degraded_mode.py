@@ -2,9 +2,9 @@
 Degraded mode: when the disk of any broker is nearly full, no broker takes clients' writes.
 
 Replication goes on: a broker that is full still has to follow. Each daemon publishes how its
-disks are and reads its peers (`services.disk_state_board`); one acts for all, the one of the
+disks are and reads its peers (`space.disk_state_board`); one acts for all, the one of the
 degraded broker with the lowest node id. When no broker is known to be degraded, any daemon that
-finds producers held back lets them go (`services.producer_brake`).
+finds producers held back lets them go (`space.producer_brake`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import structlog
 
 from tieringd.errors import PreconditionFailed, TieringError
 from tieringd.policies.degraded import degraded_nodes
-from tieringd.services.rounds import Rounds
+from tieringd.space.rounds import Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tieringd.metrics import Metrics
     from tieringd.model.disk_state import DiskState
-    from tieringd.services.disk_state_board import DiskStateBoard
-    from tieringd.services.producer_brake import ProducerBrake
+    from tieringd.space.disk_state_board import DiskStateBoard
+    from tieringd.space.producer_brake import ProducerBrake
 
 log = structlog.get_logger(__name__)
 
