@@ -18,11 +18,11 @@ from tieringd.formats.object_keys import (
     topic_key,
     topic_manifest_key,
 )
+from tieringd.housekeeping.topic_purge import TopicPurge
+from tieringd.housekeeping.topic_purger import TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
-from tieringd.services.topic_purge import TopicPurge
-from tieringd.services.topic_purger import TopicPurger
 from tieringd.storage.memory import MemoryStore
 from tieringd.topics.topic_registry import TopicRegistry
 

@@ -12,12 +12,12 @@ from tests.fakes.log_writer import LogWriter
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import Claim
 from tieringd.formats.object_keys import TopicKey, data_key, index_key, manifest_key
+from tieringd.housekeeping.segment_merger import SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import Leadership
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.segment_merge import MergeLimits
-from tieringd.services.segment_merger import SegmentMerger
 from tieringd.storage.file import FileStore
 from tieringd.storage.file_root import make_marker
 

@@ -21,12 +21,12 @@ from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
 from tests.simulation.promises import Promises
 from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.housekeeping.merge_job import MergeJob, MergePartition
+from tieringd.housekeeping.segment_merger import SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeSettings
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.services.merge_job import MergeJob, MergePartition
-from tieringd.services.segment_merger import SegmentMerger
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:

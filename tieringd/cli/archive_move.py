@@ -22,12 +22,12 @@ from tieringd.cli.options import (
 )
 from tieringd.daemon.archive import opened_archive
 from tieringd.errors import ConfigError
+from tieringd.housekeeping.topic_purger import TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
 from tieringd.services.archive_mover import ArchiveMover, Site
 from tieringd.services.object_copier import ObjectCopier
 from tieringd.services.partition_mover import COPY_WRITER, PartitionMover
-from tieringd.services.topic_purger import TopicPurger
 from tieringd.storage.opening import place_of
 
 if TYPE_CHECKING:

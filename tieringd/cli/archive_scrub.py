@@ -23,9 +23,9 @@ from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import owner_of
+from tieringd.housekeeping.quarantine_expiry import Expired
+from tieringd.housekeeping.scrub_parts import WholeScrub
 from tieringd.metrics import Metrics
-from tieringd.services.scrub.parts import WholeScrub
-from tieringd.services.scrub.quarantine_expiry import Expired
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from tieringd.archive.scrub.partition_scrub import ScrubStretch
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
+    from tieringd.housekeeping.object_quarantine import QuarantinedObject
+    from tieringd.housekeeping.scrub_parts import ScrubParts, ScrubReport
     from tieringd.policies.scrub import Finding
     from tieringd.policies.scrub_orphans import Orphan
-    from tieringd.services.scrub.object_quarantine import QuarantinedObject
-    from tieringd.services.scrub.parts import ScrubParts, ScrubReport
 
 quarantine_app = typer.Typer(
     help="Look at the objects that a scrub took out of the way, and put them back.", no_args_is_help=True

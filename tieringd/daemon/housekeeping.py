@@ -11,12 +11,12 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.change_queue import ended
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.daemon.topic_purging import topic_purge_job
+from tieringd.housekeeping.merge_job import MergeJob, MergePartition
+from tieringd.housekeeping.reupload_job import ArchivedPartition, CompactedReuploadJob
+from tieringd.housekeeping.segment_merger import SegmentMerger
+from tieringd.housekeeping.service import Housekeeping
+from tieringd.housekeeping.traffic_watch import TrafficWatch
 from tieringd.model.partition import Leadership
-from tieringd.services.housekeeping import Housekeeping
-from tieringd.services.merge_job import MergeJob, MergePartition
-from tieringd.services.reupload_job import ArchivedPartition, CompactedReuploadJob
-from tieringd.services.segment_merger import SegmentMerger
-from tieringd.services.traffic_watch import TrafficWatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from tieringd.broker.base import Broker
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
+    from tieringd.housekeeping.job import HousekeepingJob
+    from tieringd.housekeeping.scrub_job import ScrubJob
+    from tieringd.housekeeping.topic_purge import TopicPurge
     from tieringd.metrics import Metrics
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.housekeeping_job import HousekeepingJob
-    from tieringd.services.scrub.job import ScrubJob
-    from tieringd.services.topic_purge import TopicPurge
     from tieringd.storage.resilient import ResilientStore
 
 

@@ -3,7 +3,7 @@ What is wrong with an archive, given what was seen of it: facts in, findings out
 
 A finding names one object, says in words what is wrong, and what an operator does about it. Nothing
 here reads anything, and nothing decides whether a finding still holds: archives change while they are
-looked at, and who looks sees to that (`services.scrub`).
+looked at, and who looks sees to that (`housekeeping`).
 """
 
 from __future__ import annotations

@@ -16,20 +16,20 @@ from tieringd.archiving.upload_times import REMEMBERED_MAX, UploadTimes
 from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.housekeeping.scrub_parts import WholeScrub
 from tieringd.metrics import Metrics
 from tieringd.model.redating import with_upload_times
 from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.retention_time import NOTHING_IS_OLD_MS
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
-from tieringd.services.scrub.parts import WholeScrub
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieringd.housekeeping.scrub_parts import ScrubReport
     from tieringd.model.segment import RemoteSegment
-    from tieringd.services.scrub.parts import ScrubReport
 
 DAY_MS = 86_400_000
 WEEK = TotalRetention(limit_ms=7 * DAY_MS, limit_bytes=None)

@@ -15,7 +15,7 @@ from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
-from tests.unit.services.test_rewritten_segments import rewrite
+from tests.unit.housekeeping.test_rewritten_segments import rewrite
 from tieringd.archive.closing import closed
 from tieringd.archive.rewriting_records import store_rewriting
 from tieringd.errors import ConfigError, CorruptDataError, FencedError, ObjectNotFound, StorageError

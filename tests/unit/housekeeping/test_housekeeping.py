@@ -10,11 +10,11 @@ import pytest
 from tests.fakes.log_lines import listening
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import StorageUnavailable
+from tieringd.housekeeping.job import JobTurn
+from tieringd.housekeeping.service import TURN_REQUESTS_MAX, Housekeeping
+from tieringd.housekeeping.traffic_watch import TrafficWatch
 from tieringd.metrics import Metrics
 from tieringd.policies.housekeeping import HousekeepingLimits
-from tieringd.services.housekeeping import TURN_REQUESTS_MAX, Housekeeping
-from tieringd.services.housekeeping_job import JobTurn
-from tieringd.services.traffic_watch import TrafficWatch
 from tieringd.storage.background import is_background
 
 LIMITS = HousekeepingLimits(window_seconds=10.0, threshold_rps=1, interval_seconds=300.0)

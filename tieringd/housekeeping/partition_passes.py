@@ -14,7 +14,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from tieringd.services.housekeeping_job import JobTurn
+from tieringd.housekeeping.job import JobTurn
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping

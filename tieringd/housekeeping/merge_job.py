@@ -18,9 +18,9 @@ import structlog
 
 from tieringd.archiving.change_queue import ended
 from tieringd.errors import TieringError
+from tieringd.housekeeping.partition_passes import PartitionPasses, Share
+from tieringd.housekeeping.segment_merger import MergeChange
 from tieringd.policies.segment_merge import merge_limit_offset
-from tieringd.services.partition_passes import PartitionPasses, Share
-from tieringd.services.segment_merger import MergeChange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from tieringd.archive.merged_objects import PreparedMerge
     from tieringd.archiving.archiver import Archiver
     from tieringd.archiving.observation import Observation
+    from tieringd.housekeeping.job import JobTurn
+    from tieringd.housekeeping.segment_merger import SegmentMerger
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.model.segment_table import SegmentTable
     from tieringd.policies.segment_merge import MergeLimits, MergePlan
-    from tieringd.services.housekeeping_job import JobTurn
-    from tieringd.services.segment_merger import SegmentMerger
 
 log = structlog.get_logger(__name__)
 

@@ -6,8 +6,8 @@ import pytest
 
 from tieringd.archiving.change_feed import ChangeFeed
 from tieringd.errors import StorageUnavailable
+from tieringd.housekeeping.partition_passes import PartitionPasses, Share
 from tieringd.model.partition import Leadership, TopicIdPartition
-from tieringd.services.partition_passes import PartitionPasses, Share
 
 RESTS = Share(may_rest=True)
 

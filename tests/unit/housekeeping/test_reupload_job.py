@@ -11,13 +11,13 @@ from tests.fakes.archive import Clock, archive_in, archived, observed, values_in
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
-from tests.unit.services.test_rewritten_segments import rewrite
+from tests.unit.housekeeping.test_rewritten_segments import rewrite
 from tieringd.archiving.claim import Claim
 from tieringd.errors import StorageUnavailable, TieringError
+from tieringd.housekeeping.job import JobTurn
+from tieringd.housekeeping.reupload_job import ArchivedPartition, CompactedReuploadJob
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
-from tieringd.services.housekeeping_job import JobTurn
-from tieringd.services.reupload_job import ArchivedPartition, CompactedReuploadJob
 from tieringd.storage.memory import MemoryStore
 
 FOR_ONE = 3

@@ -11,7 +11,7 @@ import structlog
 
 from tieringd.archive.scrub.topics import ScrubbedTopics
 from tieringd.errors import TieringError
-from tieringd.services.scrub.quarantine_expiry import Expired
+from tieringd.housekeeping.quarantine_expiry import Expired
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.archive.scrub.orphan_search import OrphanSearch
     from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubStretch
+    from tieringd.housekeeping.healer import Healer
+    from tieringd.housekeeping.object_quarantine import ObjectQuarantine
+    from tieringd.housekeeping.quarantine_expiry import QuarantineExpiry
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.scrub import Finding
     from tieringd.policies.scrub_orphans import Orphan
-    from tieringd.services.scrub.healer import Healer
-    from tieringd.services.scrub.object_quarantine import ObjectQuarantine
-    from tieringd.services.scrub.quarantine_expiry import QuarantineExpiry
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.housekeeping.job import JobTurn
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies import topic_lifecycle
 from tieringd.policies.topic_lifecycle import CONFIRM_AFTER_MS, PurgeStep, plan_presence, plan_purge
-from tieringd.services.housekeeping_job import JobTurn
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from tieringd.broker.base import Broker
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.housekeeping.topic_purger import TopicPurger
     from tieringd.metrics.archive_work import PurgeMetrics
     from tieringd.reading.history import History
-    from tieringd.services.topic_purger import TopicPurger
     from tieringd.storage.archive_clock import ArchiveClock
     from tieringd.topics.topic_registry import TopicRegistry
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.errors import LocalFileError, TieringError
-from tieringd.services.compacted_reuploader import CompactedReuploader
-from tieringd.services.partition_passes import PartitionPasses, Share
+from tieringd.housekeeping.compacted_reuploader import CompactedReuploader
+from tieringd.housekeeping.partition_passes import PartitionPasses, Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from tieringd.archiving.manifest_change import ManifestChange
     from tieringd.archiving.observation import Observation
     from tieringd.archiving.remote_log import RemoteLog
+    from tieringd.housekeeping.job import JobTurn
     from tieringd.metrics import Metrics
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, LogBounds
     from tieringd.model.segment_table import SegmentTable
     from tieringd.policies.compacted_reupload import Reupload
-    from tieringd.services.housekeeping_job import JobTurn
 
 log = structlog.get_logger(__name__)
 

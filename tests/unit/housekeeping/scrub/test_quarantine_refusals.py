@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.services.scrub.buckets import DAY_MS, left_behind
+from tests.unit.housekeeping.scrub.buckets import DAY_MS, left_behind
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import QUARANTINE_REPORTS_PREFIX, manifest_key, quarantined_key
 from tieringd.model.topic_lifecycle import Lifecycle

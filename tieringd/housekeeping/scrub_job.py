@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.errors import TieringError
+from tieringd.housekeeping.job import JobTurn
+from tieringd.housekeeping.scrub_parts import ScrubReport, move_orphans
 from tieringd.policies.scrub import FaultKind
 from tieringd.policies.scrub_schedule import first_due_ms, next_due_ms
-from tieringd.services.housekeeping_job import JobTurn
-from tieringd.services.scrub.parts import ScrubReport, move_orphans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from tieringd.archive.scrub.orphan_search import NamedObjects
     from tieringd.archive.scrub.partition_scrub import ScrubCursor, ScrubStretch
+    from tieringd.housekeeping.scrub_parts import ScrubParts
     from tieringd.metrics import Metrics
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.scrub import Finding
     from tieringd.policies.scrub_schedule import ScrubPace
-    from tieringd.services.scrub.parts import ScrubParts
     from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)

@@ -27,10 +27,10 @@ from tieringd.storage.background import background
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tieringd.housekeeping.job import HousekeepingJob, JobTurn
+    from tieringd.housekeeping.traffic_watch import TrafficWatch
     from tieringd.metrics.archive_work import HousekeepingMetrics
     from tieringd.policies.housekeeping import HousekeepingLimits
-    from tieringd.services.housekeeping_job import HousekeepingJob, JobTurn
-    from tieringd.services.traffic_watch import TrafficWatch
 
 log = structlog.get_logger(__name__)
 

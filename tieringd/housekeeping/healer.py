@@ -19,10 +19,10 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archive.scrub.data_index import is_index_of, renamed_by
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
+from tieringd.housekeeping.index_rebuild import IndexChange, IndexRebuilder
+from tieringd.housekeeping.local_bytes import local_bytes
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS
-from tieringd.services.scrub.index_rebuild import IndexChange, IndexRebuilder
-from tieringd.services.scrub.local_bytes import local_bytes
 from tieringd.storage.base import JoinSource
 from tieringd.storage.blocking import in_thread
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.archiving.manifest_change import ManifestChange
     from tieringd.broker.layout import Layout
+    from tieringd.housekeeping.object_quarantine import ObjectQuarantine
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.policies.scrub import Finding
-    from tieringd.services.scrub.object_quarantine import ObjectQuarantine
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

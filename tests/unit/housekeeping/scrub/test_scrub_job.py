@@ -8,17 +8,17 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.store import store_unavailable
-from tests.unit.services.scrub.buckets import DAY_MS, HOUR_MS
+from tests.unit.housekeeping.scrub.buckets import DAY_MS, HOUR_MS
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.errors import StorageDenied, StorageUnavailable
 from tieringd.formats.object_keys import manifest_key, quarantined_key, topic_manifest_key
+from tieringd.housekeeping.scrub_job import ScrubJob
+from tieringd.housekeeping.segment_merger import SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.scrub_schedule import ScrubPace
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.policies.total_retention import TotalRetention
-from tieringd.services.scrub.job import ScrubJob
-from tieringd.services.segment_merger import SegmentMerger
 from tieringd.storage.archive_clock import ArchiveClock
 
 PACE = ScrubPace(

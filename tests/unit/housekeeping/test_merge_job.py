@@ -16,8 +16,8 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.change_queue import ChangeQueue
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
-from tieringd.services.merge_job import MergeJob, MergePartition
-from tieringd.services.segment_merger import SegmentMerger
+from tieringd.housekeeping.merge_job import MergeJob, MergePartition
+from tieringd.housekeeping.segment_merger import SegmentMerger
 
 SEGMENTS = 8
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.services.scrub.buckets import Bucket
+from tests.unit.housekeeping.scrub.buckets import Bucket
 from tieringd.policies import spillover as policy
 
 

@@ -16,11 +16,11 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import Claim
 from tieringd.errors import FencedError, StorageDenied, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
+from tieringd.housekeeping.segment_merger import ATTEMPTS_MAX, SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.services.segment_merger import ATTEMPTS_MAX, SegmentMerger
 from tieringd.storage.memory import MemoryStore
 
 DELAY_MS = 600_000

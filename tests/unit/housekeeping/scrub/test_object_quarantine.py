@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.store import store_unavailable
-from tests.unit.services.scrub.buckets import DAY_MS, HOUR_MS, Bucket, DatedStore, left_behind
+from tests.unit.housekeeping.scrub.buckets import DAY_MS, HOUR_MS, Bucket, DatedStore, left_behind
 from tieringd.errors import ObjectNotFound, StorageUnavailable
 from tieringd.formats.object_keys import QUARANTINE_REPORTS_PREFIX, data_key, quarantined_key
 

@@ -17,11 +17,11 @@ from tests.fakes.store import store_unavailable
 from tieringd.archiving.claim import Claim
 from tieringd.errors import FencedError, LocalFileError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
+from tieringd.housekeeping.compacted_reuploader import ATTEMPTS_MAX, CompactedReuploader
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import CrossingTransaction, SegmentSlice
 from tieringd.policies.total_retention import RetentionPace
-from tieringd.services.compacted_reuploader import ATTEMPTS_MAX, CompactedReuploader
 from tieringd.storage.memory import MemoryStore
 
 DELAY_MS = 600_000

@@ -27,8 +27,8 @@ from tieringd.formats.object_keys import (
     quarantine_report_key,
     quarantined_key,
 )
+from tieringd.housekeeping.quarantine_report import encode_quarantine_report
 from tieringd.policies.scrub_orphans import StoredObject
-from tieringd.services.scrub.quarantine_report import encode_quarantine_report
 from tieringd.storage.base import JoinSource
 from tieringd.storage.blocking import in_thread
 

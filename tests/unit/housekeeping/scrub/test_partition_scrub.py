@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.store import store_unavailable
-from tests.unit.services.scrub.buckets import Bucket, DatedStore
+from tests.unit.housekeeping.scrub.buckets import Bucket, DatedStore
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.errors import ObjectNotFound, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, spillover_key

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.log_writer import LogWriter
-from tests.unit.services.scrub.buckets import DAY_MS, Bucket
+from tests.unit.housekeeping.scrub.buckets import DAY_MS, Bucket
 from tieringd.formats.object_keys import (
     data_key,
     index_key,
@@ -16,9 +16,9 @@ from tieringd.formats.object_keys import (
     spillover_key,
     topic_manifest_key,
 )
+from tieringd.housekeeping.scrub_parts import WholeScrub
 from tieringd.model.spilling import part_to_spill
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
-from tieringd.services.scrub.parts import WholeScrub
 
 
 async def searched(bucket, named=None, **options):

@@ -9,7 +9,7 @@ from crc32c import crc32c
 
 from tests.fakes.archive import archive_in, values_in, written_below
 from tests.fakes.log_writer import LogWriter
-from tests.unit.services.scrub.buckets import Bucket
+from tests.unit.housekeeping.scrub.buckets import Bucket
 from tieringd.errors import StorageDenied
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar, encode_sidecar

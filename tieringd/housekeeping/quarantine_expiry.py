@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tieringd.archive.scrub.owners import Owners
+    from tieringd.housekeeping.object_quarantine import ObjectQuarantine
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.scrub_orphans import Owner
-    from tieringd.services.scrub.object_quarantine import ObjectQuarantine
 
 log = structlog.get_logger(__name__)
 

@@ -1,1 +1,0 @@
-"""Scrub: the archive against its manifests, what nobody names into quarantine, and what broke mended."""
