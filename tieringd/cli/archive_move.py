@@ -25,9 +25,9 @@ from tieringd.errors import ConfigError
 from tieringd.housekeeping.topic_purger import TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
-from tieringd.services.archive_mover import ArchiveMover, Site
-from tieringd.services.object_copier import ObjectCopier
-from tieringd.services.partition_mover import COPY_WRITER, PartitionMover
+from tieringd.recovery.archive_mover import ArchiveMover, Site
+from tieringd.recovery.object_copier import ObjectCopier
+from tieringd.recovery.partition_mover import COPY_WRITER, PartitionMover
 from tieringd.storage.opening import place_of
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from tieringd.daemon.archive import Archive
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.services.archive_mover import Moved
-    from tieringd.services.partition_mover import PartitionCopy
+    from tieringd.recovery.archive_mover import Moved
+    from tieringd.recovery.partition_mover import PartitionCopy
 
 _COLUMNS = (
     "topic",

@@ -18,7 +18,7 @@ from tieringd.policies.record_removal import (
     why_winners_may_be_gone,
 )
 from tieringd.policies.segment_merge import MergeLimits, plan_merges
-from tieringd.services.partition_mover import _for_target
+from tieringd.recovery.partition_mover import _for_target
 
 
 def segment(number, *, writer_id="0a", size_bytes=100):

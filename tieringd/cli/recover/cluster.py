@@ -25,7 +25,7 @@ from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.metrics import Metrics
 from tieringd.policies.restore import RestoreLimits, plan_restore
 from tieringd.policies.topic_recovery import KEEPING, Renaming, target_fault
-from tieringd.services.republisher import Republisher, first_codec
+from tieringd.recovery.republisher import Republisher, first_codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tieringd.daemon.archive import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import RemoteSegment
-    from tieringd.services.republisher import RepublishedPartition
+    from tieringd.recovery.republisher import RepublishedPartition
 
 REPORTED = (
     "topic",

@@ -19,7 +19,7 @@ from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
 from tieringd.model.partition import NO_TOPIC_ID
 from tieringd.policies.restore import RestoreLimits, plan_restore
-from tieringd.services.restorer import Restorer
+from tieringd.recovery.restorer import Restorer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tieringd.daemon.archive import Archive
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.restorer import RestoredPartition
+    from tieringd.recovery.restorer import RestoredPartition
 
 REPORTED = (
     "topic",

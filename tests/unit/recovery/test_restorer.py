@@ -25,7 +25,7 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import BrokerIndexes
 from tieringd.policies.restore import RestoreLimits, plan_restore
-from tieringd.services.restorer import Restorer
+from tieringd.recovery.restorer import Restorer
 
 NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ"
 ALL = RestoreLimits()

@@ -18,7 +18,7 @@ from crc32c import crc32c
 from tieringd.errors import ConfigError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
 from tieringd.model.topic_lifecycle import Lifecycle
-from tieringd.services.partition_mover import PartitionCopy, is_copy
+from tieringd.recovery.partition_mover import PartitionCopy, is_copy
 from tieringd.storage.creating import create
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History
-    from tieringd.services.partition_mover import PartitionMover
+    from tieringd.recovery.partition_mover import PartitionMover
     from tieringd.storage.base import ObjectStore
 
 SWITCH_BELOW_BYTES = 64 << 20

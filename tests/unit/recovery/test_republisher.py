@@ -12,8 +12,8 @@ from tieringd.formats.compression import Codec
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.model.manifest_parts import Gap
-from tieringd.services import republisher
-from tieringd.services.republisher import Republisher, first_codec
+from tieringd.recovery import republisher
+from tieringd.recovery.republisher import Republisher, first_codec
 
 BEGIN = RecoveryMark(0, "target", "read_committed")
 

@@ -20,7 +20,7 @@ from tieringd.formats.object_keys import data_key, index_key, rewriting_prefix, 
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.archive_takeover import fault_of_takeover
-from tieringd.services.object_copier import CopySource
+from tieringd.recovery.object_copier import CopySource
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.model.segment_table import SegmentTable
-    from tieringd.services.object_copier import ObjectCopier
+    from tieringd.recovery.object_copier import ObjectCopier
     from tieringd.storage.base import ObjectStore
 
 COPY_WRITER = "copy-"
