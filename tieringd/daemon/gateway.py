@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from tieringd.cache.directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
+from tieringd.daemon.cache_settings import hydration_limits, keeper_settings
 from tieringd.errors import ConfigError
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
@@ -22,7 +23,6 @@ from tieringd.reading.cached_files import CachedFiles
 from tieringd.reading.hydrator import Hydrator
 from tieringd.reading.open_chunks import OpenChunks
 from tieringd.reading.partition_reader import PartitionReader
-from tieringd.services.cache_settings import hydration_limits, keeper_settings
 from tieringd.storage.opening import bucket_name
 
 if TYPE_CHECKING:

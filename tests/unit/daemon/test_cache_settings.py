@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.unit.config.texts import TIERED, parsed
+from tieringd.daemon.cache_settings import hydration_limits, keeper_settings
 from tieringd.policies.cache_trim import TrimLimits
-from tieringd.services.cache_settings import hydration_limits, keeper_settings
 
 GIB = 2**30
 DISK = {"disk_bytes": 1000 * GIB, "has_logs": True}
