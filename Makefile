@@ -64,7 +64,9 @@ durations: ## Run every test and write tests/durations.json, which orders the fi
 
 quick: check ## The inner loop, under two minutes: formatting, types, layers, and the tests that need no process
 	TIERINGD_SEEDS=20 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup --no-loadscope-reorder \
-		tests/unit/policies tests/unit/model tests/unit/formats tests/unit/config tests/unit/services tests/unit/topics tests/unit/reading tests/unit/archiving tests/unit/gateway tests/unit/space tests/unit/housekeeping tests/unit/recovery tests/unit/archive \
+		tests/unit/policies tests/unit/model tests/unit/formats tests/unit/config tests/unit/archive \
+		tests/unit/topics tests/unit/reading tests/unit/archiving tests/unit/gateway \
+		tests/unit/space tests/unit/housekeeping tests/unit/recovery tests/unit/endpoint \
 		tests/unit/broker tests/unit/cache tests/unit/daemon tests/unit/test_errors.py tests/unit/test_metrics.py tests/simulation
 
 affected: .venv/.installed-dev ## Run the tests that a change can touch, and say what is left out (BASE=HEAD~3)

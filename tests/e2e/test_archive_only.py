@@ -38,7 +38,7 @@ from tests.support.kafka_messages import fetch_request, milliseconds
 from tests.support.processes import Server
 from tests.support.raw_kafka import connected
 from tests.support.warm_start import start_command
-from tieringd.services.archive_endpoint.refusals import READ_ONLY
+from tieringd.endpoint.refusals import READ_ONLY
 
 _CONSOLE = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 _VALUES = [bytes([number]) * 100_000 for number in range(25)]

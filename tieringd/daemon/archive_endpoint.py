@@ -21,21 +21,21 @@ from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway import ReadCache, client_tls
+from tieringd.endpoint.api import Api
+from tieringd.endpoint.cluster import ClusterAnswers
+from tieringd.endpoint.connection import EndpointConnection
+from tieringd.endpoint.description import DescriptionAnswers
+from tieringd.endpoint.fetch import FetchAnswers
+from tieringd.endpoint.offsets import OffsetAnswers
+from tieringd.endpoint.partitions import ServedPartitions
+from tieringd.endpoint.refusals import Refusals
+from tieringd.endpoint.settings import EndpointSettings
+from tieringd.endpoint.topics import ServedTopics
 from tieringd.errors import ConfigError
 from tieringd.gateway.server import GatewayServer
 from tieringd.gateway.settings import GatewaySettings
 from tieringd.metrics import Metrics
 from tieringd.reading.partition_reader import PartitionReader
-from tieringd.services.archive_endpoint.api import Api
-from tieringd.services.archive_endpoint.cluster import ClusterAnswers
-from tieringd.services.archive_endpoint.connection import EndpointConnection
-from tieringd.services.archive_endpoint.description import DescriptionAnswers
-from tieringd.services.archive_endpoint.fetch import FetchAnswers
-from tieringd.services.archive_endpoint.offsets import OffsetAnswers
-from tieringd.services.archive_endpoint.partitions import ServedPartitions
-from tieringd.services.archive_endpoint.refusals import Refusals
-from tieringd.services.archive_endpoint.settings import EndpointSettings
-from tieringd.services.archive_endpoint.topics import ServedTopics
 from tieringd.storage.opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
 

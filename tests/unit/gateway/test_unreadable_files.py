@@ -22,6 +22,8 @@ from tests.fakes.log_lines import listening
 from tests.support.certificate import write_certificate
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
+from tieringd.endpoint.api import Answer
+from tieringd.endpoint.connection import EndpointConnection
 from tieringd.formats.kafka_wire.fetch_answer import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.gateway.archive_answers import ArchivedFetch
@@ -29,8 +31,6 @@ from tieringd.gateway.budget import ByteBudget
 from tieringd.gateway.server import GatewayServer
 from tieringd.gateway.settings import GatewaySettings
 from tieringd.gateway.wire import Wire
-from tieringd.services.archive_endpoint.api import Answer
-from tieringd.services.archive_endpoint.connection import EndpointConnection
 
 PROMISED = 8 << 20
 EVENT = "a client's answer is cut off: a cached file cannot be read"

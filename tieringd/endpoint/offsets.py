@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from kio.schema.errors import ErrorCode
 
+from tieringd.endpoint.cluster import NO_DELAY
+from tieringd.endpoint.keys import ApiKey
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.gateway.archive_answers import (
@@ -26,19 +28,17 @@ from tieringd.gateway.archive_answers import (
     ListedOffset,
 )
 from tieringd.policies.epoch_history import end_offset_for, epoch_at
-from tieringd.services.archive_endpoint.cluster import NO_DELAY
-from tieringd.services.archive_endpoint.keys import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tieringd.archive.record_reader import RecordReader
+    from tieringd.endpoint.partitions import ServedPartitions
+    from tieringd.endpoint.settings import EndpointSettings
+    from tieringd.endpoint.topics import ServedTopics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History
-    from tieringd.services.archive_endpoint.partitions import ServedPartitions
-    from tieringd.services.archive_endpoint.settings import EndpointSettings
-    from tieringd.services.archive_endpoint.topics import ServedTopics
 
 log = structlog.get_logger(__name__)
 

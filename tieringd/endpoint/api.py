@@ -10,21 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from tieringd.endpoint.keys import ADVERTISED, ApiKey
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import api_versions
 from tieringd.formats.kafka_wire.messages import decode_request, encode_response
-from tieringd.services.archive_endpoint.keys import ADVERTISED, ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from tieringd.endpoint.cluster import ClusterAnswers
+    from tieringd.endpoint.description import DescriptionAnswers
+    from tieringd.endpoint.fetch import FetchAnswers
+    from tieringd.endpoint.offsets import OffsetAnswers
+    from tieringd.endpoint.refusals import Refusals
     from tieringd.formats.kafka_wire.pieces import Piece
     from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.services.archive_endpoint.cluster import ClusterAnswers
-    from tieringd.services.archive_endpoint.description import DescriptionAnswers
-    from tieringd.services.archive_endpoint.fetch import FetchAnswers
-    from tieringd.services.archive_endpoint.offsets import OffsetAnswers
-    from tieringd.services.archive_endpoint.refusals import Refusals
 
 
 def _nothing() -> None:

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
+from tieringd.endpoint.keys import ADVERTISED, ApiKey
+from tieringd.endpoint.settings import NODE_ID
 from tieringd.formats.kafka_wire.messages import made, response_module
-from tieringd.services.archive_endpoint.keys import ADVERTISED, ApiKey
-from tieringd.services.archive_endpoint.settings import NODE_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from uuid import UUID
 
-    from tieringd.services.archive_endpoint.partitions import ServedPartitions
-    from tieringd.services.archive_endpoint.settings import EndpointSettings
-    from tieringd.services.archive_endpoint.topics import ServedTopic, ServedTopics
+    from tieringd.endpoint.partitions import ServedPartitions
+    from tieringd.endpoint.settings import EndpointSettings
+    from tieringd.endpoint.topics import ServedTopic, ServedTopics
 
 NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
 _UNKNOWN_EPOCH: Final = -1

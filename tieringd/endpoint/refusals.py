@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
+from tieringd.endpoint.cluster import NO_DELAY
+from tieringd.endpoint.keys import ApiKey
+from tieringd.endpoint.settings import NODE_ID
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.messages import made, response_module
-from tieringd.services.archive_endpoint.cluster import NO_DELAY
-from tieringd.services.archive_endpoint.keys import ApiKey
-from tieringd.services.archive_endpoint.settings import NODE_ID
 
 if TYPE_CHECKING:
-    from tieringd.services.archive_endpoint.settings import EndpointSettings
+    from tieringd.endpoint.settings import EndpointSettings
 
 READ_ONLY: Final = "This endpoint serves an archive without a broker: nobody can write to it"
 _GROUP: Final = 0

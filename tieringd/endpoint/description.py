@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from kio.schema.errors import ErrorCode
 
+from tieringd.endpoint.cluster import NO_DELAY
+from tieringd.endpoint.keys import ApiKey
+from tieringd.endpoint.settings import NODE_ID
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
-from tieringd.services.archive_endpoint.cluster import NO_DELAY
-from tieringd.services.archive_endpoint.keys import ApiKey
-from tieringd.services.archive_endpoint.settings import NODE_ID
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tieringd.endpoint.partitions import ServedPartitions
+    from tieringd.endpoint.settings import EndpointSettings
+    from tieringd.endpoint.topics import ServedTopic, ServedTopics
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.services.archive_endpoint.partitions import ServedPartitions
-    from tieringd.services.archive_endpoint.settings import EndpointSettings
-    from tieringd.services.archive_endpoint.topics import ServedTopic, ServedTopics
 
 _TOPIC: Final = 2
 _BROKER: Final = 4

@@ -18,11 +18,11 @@ from tieringd.reading.partition_reader import HeldRead
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tieringd.endpoint.partitions import ServedPartitions
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History
     from tieringd.reading.partition_reader import PartitionReader
-    from tieringd.services.archive_endpoint.partitions import ServedPartitions
 
 
 _HISTORY_SECONDS: Final = 0.2

@@ -18,16 +18,20 @@ from uuid import UUID
 import structlog
 from kio.schema.errors import ErrorCode
 
+from tieringd.endpoint.reads import PartitionReads
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed
 from tieringd.formats.kafka_wire.fetch_request import asked_of, session_of
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.gateway.archive_answers import TRY_AGAIN
-from tieringd.services.archive_endpoint.reads import PartitionReads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tieringd.endpoint.partitions import ServedPartitions
+    from tieringd.endpoint.reads import PartitionRead
+    from tieringd.endpoint.settings import EndpointSettings
+    from tieringd.endpoint.topics import ServedTopics
     from tieringd.formats.kafka_wire.fetch_answer import RebuiltResponse
     from tieringd.formats.kafka_wire.fetch_request import AskedFetch, AskedPartition
     from tieringd.formats.kafka_wire.request_header import RequestHead
@@ -37,10 +41,6 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History
     from tieringd.reading.partition_reader import ArchivedBatches, PartitionReader
-    from tieringd.services.archive_endpoint.partitions import ServedPartitions
-    from tieringd.services.archive_endpoint.reads import PartitionRead
-    from tieringd.services.archive_endpoint.settings import EndpointSettings
-    from tieringd.services.archive_endpoint.topics import ServedTopics
 
 log = structlog.get_logger(__name__)
 

@@ -20,7 +20,7 @@ from tests.support.kafka_messages import (
 )
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import trusting
-from tieringd.services.archive_endpoint.refusals import READ_ONLY
+from tieringd.endpoint.refusals import READ_ONLY
 
 PATIENCE_SECONDS = 20
 

@@ -24,12 +24,12 @@ from tests.support.archive_endpoints import (
 from tests.support.kafka_messages import FETCH_VERSIONS, fetch_request, milliseconds
 from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import archive_endpoint_of
+from tieringd.endpoint import fetch
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.formats.record_batch import check_crc, parse_header
 from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap
-from tieringd.services.archive_endpoint import fetch
 
 LONG = milliseconds(20_000)
 PATIENCE_SECONDS = 20

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.endpoint.requests import RequestBuffer
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import Api as Kafka
 from tieringd.gateway.opening import host_of
 from tieringd.gateway.wire import NOTHING_NOW, wire_of
-from tieringd.services.archive_endpoint.requests import RequestBuffer
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
+    from tieringd.endpoint.api import Api
     from tieringd.errors import LocalFileError
     from tieringd.formats.kafka_wire.request_header import RequestHead
     from tieringd.gateway.connection import Shared
-    from tieringd.services.archive_endpoint.api import Api
 
 log = structlog.get_logger(__name__)
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.fakes.log_writer import LogWriter
 from tests.support.archive_endpoints import archive_topic
+from tieringd.endpoint.topics import ServedTopics
 from tieringd.errors import StorageUnavailable
-from tieringd.services.archive_endpoint.topics import ServedTopics
 from tieringd.topics.topic_registry import TopicRegistry
 
 pytestmark = pytest.mark.looptime

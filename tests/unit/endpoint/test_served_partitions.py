@@ -9,8 +9,8 @@ import pytest
 
 from tests.fakes.archive import archived
 from tests.fakes.log_writer import LogWriter
+from tieringd.endpoint.partitions import ServedPartitions
 from tieringd.errors import StorageUnavailable
-from tieringd.services.archive_endpoint.partitions import ServedPartitions
 
 pytestmark = pytest.mark.looptime
 

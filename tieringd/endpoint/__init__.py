@@ -1,0 +1,14 @@
+"""
+Kafka's protocol over a bucket alone: a cluster of one node for readers, with no broker behind it.
+
+In: requests of Kafka clients, manifests and segments of the bucket. Out: answers; nothing is ever written.
+
+Read in this order:
+
+* `connection`, `requests`: one client, one request at a time, on the sockets of the read gateway.
+* `api`, `keys`, `settings`: which requests are answered, and by which part.
+* `topics`, `partitions`: the topic and partition manifests, each read again when it is too old.
+* `cluster`, `description`, `offsets`: metadata, configurations and offsets.
+* `fetch`, `reads`: records, from the cache's files to the socket.
+* `refusals`: final errors for requests that want to write.
+"""
