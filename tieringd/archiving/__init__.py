@@ -10,7 +10,7 @@ Read in this order:
   which makes an `observation` of each partition. `pinner`, `bookkeeper` and `follower` work beside it,
   `resting` tells which archivers need no step.
 * `archiver`: one step of one partition, on its `claim` (the manifest under one leader epoch).
-  `lineage_keeper`, `gap_recorder`, `quarantine` and `upload_times` come before the upload.
+  `lineage_keeper`, `hole_watch`, `gap_recorder`, `quarantine` and `upload_times` come before the upload.
 * `uploader`, `remote_log`, `segment_copier`: the copy of a segment. `upload_line`, `upload_gate`,
   `upload_controller` and `load_watch` decide when it begins; `tombstone_keeper` and `side_files` add to it.
 * `hint_publisher`, `trimmer`: the local log. `archive_retention`, `archive_cleanup`: the archive itself.

@@ -26,6 +26,8 @@ def host(tmp_path):
         "cloud_storage_backend": "file",
         "cloud_storage_file_root": str(tmp_path / "archive"),
         "retention_local_target_capacity_bytes": 1,
+        # Else all of it is past the local target, and goes in the first phase.
+        "retention_local_target_ms_default": None,
         "topics": {"orders": {"remote.storage.enable": True}},
     }
     path = tmp_path / "tieringd.yaml"
