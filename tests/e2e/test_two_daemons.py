@@ -39,24 +39,28 @@ def config_of(seaweedfs, prefix, tmp_path):
 
 
 def test_second_writer_is_fenced_and_names_the_first(config_of, objects, topic, tmp_path):
-    """Of two daemons under one leader epoch one commits; the other stops and names the writer."""
+    """
+    Of two daemons under one leader epoch one goes on; the other stops and names the writer.
+
+    The first commit of another process is taken over: it may be the last one of a process that has ended.
+    The second one of the same process is not. So of three commits in any order one fences.
+    """
     directory = write_partition(tmp_path / "logs", f"{topic}-0", segments=2)
     with ExitStack() as running:
         daemons = []
         for name in ("one", "two"):
             daemons.append(running.enter_context(running_daemon(config_of(name, state=name))))
             daemons[-1].until_next_offset(topic, 2 * RECORDS)
-        one, two = daemons
-        assert not one.events("archiver stopped")
-        assert not two.events("archiver stopped")
-        # Both know the same manifest now, so both want the next commit.
-        add_segments(directory, segments=1)
-        one.until(
-            lambda: any(daemon.events("archiver stopped") for daemon in daemons), "one of the two stops"
-        )
-        loser, winner = daemons if one.events("archiver stopped") else daemons[::-1]
+        # Both know the same manifest, so both want each commit that follows.
+        segments = 2
+        while not any(daemon.events("archiver stopped") for daemon in daemons):
+            assert segments < 5, "three commits fenced neither daemon"
+            add_segments(directory, segments=1)
+            segments += 1
+            until_met(daemons, topic, segments * RECORDS)
+        loser, winner = daemons if daemons[0].events("archiver stopped") else daemons[::-1]
         winner_id = winner.events("starting")[0]["writer_id"]
-        winner.until_next_offset(topic, 3 * RECORDS)
+        winner.until_next_offset(topic, segments * RECORDS)
         loser.until_rounds(3)
 
         (stopped,) = loser.events("archiver stopped")
@@ -65,9 +69,10 @@ def test_second_writer_is_fenced_and_names_the_first(config_of, objects, topic, 
         assert winner_id in loser.partition(topic)["fault"]
         assert not winner.events("archiver stopped")
 
+        durable = len(loser.events("segment durable"))
         add_segments(directory, segments=2)
-        winner.until_next_offset(topic, 5 * RECORDS)
-        assert len(loser.events("segment durable")) <= 2
+        winner.until_next_offset(topic, (segments + 2) * RECORDS)
+        assert len(loser.events("segment durable")) == durable
 
     manifest = archived_manifest(objects, topic)
     assert manifest.writer_id == winner_id
@@ -76,6 +81,17 @@ def test_second_writer_is_fenced_and_names_the_first(config_of, objects, topic, 
         closed_segments(directory).values()
     )
     assert_whole(config_of("three", state="three"))
+
+
+def until_met(daemons, topic, next_offset):
+    """Wait until each daemon has stopped, or knows of a manifest that ends at *next_offset*."""
+    for daemon in daemons:
+        daemon.until(
+            lambda daemon=daemon: (
+                daemon.events("archiver stopped") or daemon.next_offset(topic) == next_offset
+            ),
+            f"it stops, or knows an archive up to {next_offset}",
+        )
 
 
 def test_second_daemon_with_the_same_state_directory_is_refused(config_of, topic, tmp_path):

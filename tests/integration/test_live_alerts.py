@@ -60,7 +60,8 @@ def holding(prometheus):
 def until_holding(prometheus, *names):
     """Wait until exactly these alerts' expressions hold."""
     prometheus.until(
-        lambda: holding(prometheus) == set(names), f"{names} hold, and not {holding(prometheus)}"
+        lambda: holding(prometheus) == set(names),
+        lambda: f"exactly {sorted(names)} hold; these hold: {sorted(holding(prometheus))}",
     )
 
 

@@ -47,11 +47,12 @@ class Prometheus:
             with error:
                 raise AssertionError(f"{parameters}: {error.read().decode()}") from error
 
-    def until(self, is_so: Callable[[], object], what: str) -> None:
-        """Return when *is_so* says so; fail when it takes too long."""
+    def until(self, is_so: Callable[[], object], what: str | Callable[[], str]) -> None:
+        """Return when *is_so* says so; fail when it takes too long. *what* is told then, as it is then."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not is_so():
-            assert time.monotonic() < deadline, f"it did not come that {what}"
+            if time.monotonic() >= deadline:
+                raise AssertionError(f"it did not come that {what if isinstance(what, str) else what()}")
             time.sleep(_POLL_SECONDS)
 
     def is_ready(self) -> bool:

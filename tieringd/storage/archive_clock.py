@@ -100,9 +100,10 @@ class ArchiveClock:
     def _show(self, doubt: str, *, error_ms: int) -> None:
         if self._metrics is not None:
             self._metrics.clock.error_seconds.set(error_ms / 1000)
-            self._metrics.clock.is_doubted.set(bool(doubt))
+            # A store that is away is told of elsewhere.
+            self._metrics.clock.is_doubted.set(bool(doubt) and not self._awaits_store)
         if bool(doubt) == self._is_doubted or (doubt and self._awaits_store):
-            return  # A store that is away is told of elsewhere.
+            return
         self._is_doubted = bool(doubt)
         if doubt:
             log.error(

@@ -472,23 +472,16 @@ def test_topics_are_chosen_by_pattern(shelf, life):
         rebuild(shelf, "nothing", "other")
 
 
-class DyingAtWrite:
-    """A store whose process ends at the n-th request that stores something, before or after its effect."""
+def die_at_write(patched, store, dies_at: int, *, after_effect: bool) -> None:
+    """Let the process end at the n-th request that stores something, before or after its effect."""
+    left = dies_at
 
-    def __init__(self, store, dies_at: int, *, after_effect: bool) -> None:
-        self._store = store
-        self._left = dies_at
-        self._after_effect = after_effect
-
-    def __getattr__(self, name):
-        method = getattr(self._store, name)
-        if name not in {"put", "join"}:
-            return method
-
+    def dying(method):
         async def write(*arguments, **options):
-            self._left -= 1
-            is_last = self._left == 0
-            if is_last and not self._after_effect:
+            nonlocal left
+            left -= 1
+            is_last = left == 0
+            if is_last and not after_effect:
                 raise Killed
             result = await method(*arguments, **options)
             if is_last:
@@ -496,6 +489,9 @@ class DyingAtWrite:
             return result
 
         return write
+
+    for name in ("put", "join"):
+        patched.setattr(store, name, dying(getattr(store, name)))
 
 
 @pytest.mark.parametrize("after_effect", [False, True])
@@ -508,18 +504,16 @@ def test_crash_at_any_write_is_made_good_by_the_next_run(shelf, life, monkeypatc
     keys = shelf.data_keys(life)
     lose_manifests(shelf)
     shelf.remove(f"{keys[0]}.index")
-    before, store = shelf.contents(), bucket_of(shelf.config).store
-    backend, deaths = store.backend, 0
+    before, deaths = shelf.contents(), 0
     while True:
         shelf.restore(before)
-        store._store = DyingAtWrite(backend, deaths + 1, after_effect=after_effect)
         try:
-            rebuild(shelf, write=True)
+            with monkeypatch.context() as patched:
+                die_at_write(patched, bucket_of(shelf.config).store, deaths + 1, after_effect=after_effect)
+                rebuild(shelf, write=True)
             break
         except Killed:
             deaths += 1
-        finally:
-            store._store = backend
         report, _ = rebuild(shelf, write=True)
         assert report.faults == ()
         assert {name: shelf.values(one) for name, one in shelf.writers.items()} == values
