@@ -21,9 +21,8 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.policies.chunk_eviction import ChunkEvictionLimits
-from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings
+from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
 from tieringd.reading.hydrator import HydrationLimits, Hydrator
-from tieringd.reading.open_chunks import OpenChunks
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:

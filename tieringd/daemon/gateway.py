@@ -18,10 +18,9 @@ from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
 from tieringd.gateway.settings import GatewaySettings
-from tieringd.reading.cache_keeper import CacheKeeper
-from tieringd.reading.cached_files import CachedFiles
+from tieringd.reading.cache_keeper import CacheKeeper, OpenChunks
 from tieringd.reading.hydrator import Hydrator
-from tieringd.reading.open_chunks import OpenChunks
+from tieringd.reading.index_cache import CachedFiles
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.opening import bucket_name
 

@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.policies.chunk_layout import Chunk, ChunkLayout
-    from tieringd.reading.cache_keeper import CacheKeeper
-    from tieringd.reading.open_chunks import OpenEntry
+    from tieringd.reading.cache_keeper import CacheKeeper, OpenEntry
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
