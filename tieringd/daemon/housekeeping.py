@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archiving.change_queue import ended
+from tieringd.archiving.claim import ended
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.daemon.topic_purging import topic_purge_job
 from tieringd.housekeeping.merge_job import MergeJob, MergePartition
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.manifest_change import ManifestChange
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.claim import ManifestChange
+    from tieringd.archiving.observer import Observation
     from tieringd.archiving.reconciler import Reconciler
     from tieringd.archiving.remote_log import RemoteLog
     from tieringd.broker.base import Broker

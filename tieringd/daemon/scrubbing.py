@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tieringd.archive.scrub.partition_scrub import ScrubStretch
-    from tieringd.archiving.manifest_change import ManifestChange
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.claim import ManifestChange
+    from tieringd.archiving.observer import Observation
     from tieringd.archiving.reconciler import Reconciler
     from tieringd.broker.layout import Layout
     from tieringd.config import Config

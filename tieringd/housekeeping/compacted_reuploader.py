@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.observer import Observation
     from tieringd.archiving.remote_log import RemoteLog
     from tieringd.archiving.segment_copier import CopiedSegment
     from tieringd.metrics import Metrics

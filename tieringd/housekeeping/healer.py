@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.archive_reader import ArchiveReader
     from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archiving.manifest_change import ManifestChange
+    from tieringd.archiving.claim import ManifestChange
     from tieringd.broker.layout import Layout
     from tieringd.housekeeping.object_quarantine import ObjectQuarantine
     from tieringd.model.local_log import LocalLog

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archiving.change_queue import ended
+from tieringd.archiving.claim import ended
 from tieringd.errors import TieringError
 from tieringd.housekeeping.partition_passes import PartitionPasses, Share
 from tieringd.housekeeping.segment_merger import MergeChange
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.merged_objects import PreparedMerge
     from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.observer import Observation
     from tieringd.housekeeping.job import JobTurn
     from tieringd.housekeeping.segment_merger import SegmentMerger
     from tieringd.model.manifest import PartitionManifest

@@ -7,7 +7,7 @@ that its manifest is read once again: should a writer have named the object mean
 once. A crash at any point leaves the object in one of the two places or in both, and each step may be
 done again. A move that is given up leaves its copy: another process may be about to delete the object.
 
-This is not the quarantine of partitions with corrupt local data (`archiving.quarantine`).
+This is not the quarantine of partitions with corrupt local data (`archiving.uploader`).
 """
 
 from __future__ import annotations

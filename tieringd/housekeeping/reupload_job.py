@@ -24,8 +24,8 @@ from tieringd.housekeeping.partition_passes import PartitionPasses, Share
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from tieringd.archiving.manifest_change import ManifestChange
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.claim import ManifestChange
+    from tieringd.archiving.observer import Observation
     from tieringd.archiving.remote_log import RemoteLog
     from tieringd.housekeeping.job import JobTurn
     from tieringd.metrics import Metrics

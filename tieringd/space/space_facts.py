@@ -16,8 +16,7 @@ from tieringd.policies.space_plan import SpacePartition
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tieringd.archiving.observation import Observation
-    from tieringd.archiving.observer import Followed, World
+    from tieringd.archiving.observer import Followed, Observation, World
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, TopicPartition
     from tieringd.model.segment import LocalSegment

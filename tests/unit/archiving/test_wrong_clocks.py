@@ -12,7 +12,7 @@ from tests.fakes.archive import archive_in, archiver_of, observed, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.unit.model.values import remote
-from tieringd.archiving.upload_times import REMEMBERED_MAX, UploadTimes
+from tieringd.archiving.archive_retention import REMEMBERED_MAX, UploadTimes
 from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, data_key

@@ -13,7 +13,7 @@ from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archiving.change_queue import ChangeQueue
+from tieringd.archiving.claim import ChangeQueue
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
 from tieringd.housekeeping.merge_job import MergeJob, MergePartition
