@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tieringd.reading.partition_reader import HeldBatches, HeldGap, PartitionReader
 
 _REMEMBERED = 4096
-_AT_ONCE = 8
+_READS_AT_ONCE = 8
 """Partitions of one Fetch that may be waiting for the store."""
 _PATIENCE_SECONDS = 0.003
 """So long all are waited for, when one has records: a file of the cache takes less to open."""
@@ -67,7 +67,7 @@ class ArchiveReads:
         The caller closes every read.
         """
         reads = {key: ArchiveRead() for key in offsets}
-        places = asyncio.Semaphore(_AT_ONCE)
+        places = asyncio.Semaphore(_READS_AT_ONCE)
         tasks = {
             key: asyncio.create_task(self._run(read, key, offsets[key], places))
             for key, read in reads.items()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 UNKNOWN: Final = -1
-FRESH_SECONDS: Final = 30.0
+START_FRESH_SECONDS: Final = 30.0
 """How old a log start may be. Retention moves it on: a client that comes too early is told so then."""
 RETRY_SECONDS: Final = 1.0
 """After a look-up that failed."""
@@ -89,7 +89,7 @@ class LogStarts:
             return broker_offset
         known = None if partition is None else self._known_of(partition)
         is_told = known is not None and known.tells(broker_offset)
-        if known is None or not is_told or self._now() - known.looked_at > FRESH_SECONDS:
+        if known is None or not is_told or self._now() - known.looked_at > START_FRESH_SECONDS:
             self._look(topic, number, broker_offset)
         if known is None or partition is None or not is_told:
             return UNKNOWN

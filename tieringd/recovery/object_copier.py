@@ -84,7 +84,7 @@ class ObjectCopier:
             info = await self._target.head(source.key)
         except ObjectNotFound:
             return False
-        if not _is_same(source, info):
+        if not _is_same_object(source, info):
             raise StorageError(
                 f"{source.key} is in the target already, and is another object: {info.size_bytes} bytes, "
                 f"and not {source.size_bytes}, or another checksum",
@@ -126,7 +126,7 @@ class ObjectCopier:
         )
 
 
-def _is_same(source: CopySource, info: ObjectInfo) -> bool:
+def _is_same_object(source: CopySource, info: ObjectInfo) -> bool:
     known = source.crc32c is not None and info.crc32c is not None
     return info.size_bytes == source.size_bytes and (not known or info.crc32c == source.crc32c)
 

@@ -223,7 +223,7 @@ async def test_log_start_of_a_followed_partition_is_looked_up_once(tmp_path, sto
         assert len(manifest_reads) == 1
         assert [behind.answers.log_start("orders", 0, offset) for offset in (3, 2, 9)] == [0, 0, 0]
         assert len(store.requests) == requests + 2, "the manifest, and whether an older archive is before it"
-        await asyncio.sleep(log_starts.FRESH_SECONDS + 1)
+        await asyncio.sleep(log_starts.START_FRESH_SECONDS + 1)
         assert await told(behind, 3) == (0, 0)
         assert len(store.requests) > requests + 2
 
