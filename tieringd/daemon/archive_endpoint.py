@@ -32,8 +32,8 @@ from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.settings import EndpointSettings
 from tieringd.endpoint.topics import ServedTopics
 from tieringd.errors import ConfigError
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
 from tieringd.metrics import Metrics
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.opening import bucket_name

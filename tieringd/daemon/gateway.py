@@ -14,10 +14,10 @@ from tieringd.cache.directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
 from tieringd.daemon.cache_settings import hydration_limits, keeper_settings
 from tieringd.errors import ConfigError
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
 from tieringd.reading.cache_keeper import CacheKeeper, OpenChunks
 from tieringd.reading.hydrator import Hydrator
 from tieringd.reading.index_cache import CachedFiles

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tieringd.formats.kafka_wire.fetch_request import AskedFetch, AskedPartition
     from tieringd.formats.kafka_wire.request_header import RequestHead
     from tieringd.gateway.archive_answers import PartitionKey
-    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.wire import ByteBudget
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History

@@ -12,7 +12,7 @@ from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
 
 if TYPE_CHECKING:
-    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.wire import ByteBudget
 
 _MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
 _ALWAYS_HELD_BYTES: Final = 64 << 10

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.answer import Answer
     from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.pending import PendingRequest
+    from tieringd.gateway.pending import Answer, PendingRequest
     from tieringd.gateway.responses import Question
 
 PERMIT_SECONDS: Final = 1.0

@@ -26,7 +26,6 @@ from tieringd.formats.kafka_wire.messages import (
     response_module,
 )
 from tieringd.formats.kafka_wire.request_header import Api, client_id_of
-from tieringd.gateway.answer import Answer
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -37,6 +36,7 @@ from tieringd.gateway.archive_answers import (
     ArchivedFetch,
     FetchQuestion,
 )
+from tieringd.gateway.pending import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection, Iterator, Mapping

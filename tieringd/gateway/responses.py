@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from tieringd.formats.kafka_wire.produce_answer_walk import ProducedPartition
-    from tieringd.gateway.answer import Answer
-    from tieringd.gateway.budget import ByteBudget
-    from tieringd.gateway.pending import PendingRequest, PendingRequests
+    from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
+    from tieringd.gateway.wire import ByteBudget
 
 SPLICED_BYTES: Final = 64 << 10
 """From this size on it is cheaper to pass records on inside the kernel."""
