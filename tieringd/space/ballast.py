@@ -18,7 +18,7 @@ from tieringd.broker.ballast_file import BallastFile, find_ballast_path
 from tieringd.errors import LocalFileError, TieringError
 from tieringd.policies.ballast import BallastAction, has_room, plan_ballast
 from tieringd.policies.disk_alert import DiskReading, judge_disk
-from tieringd.space.rounds import Rounds
+from tieringd.space.disk_monitor import Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,8 +18,14 @@ from tieringd.errors import BrokerDenied, BrokerUnavailable, PreconditionFailed,
 from tieringd.metrics import Metrics
 from tieringd.model.client_quota import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
 from tieringd.model.disk_state import DiskState
-from tieringd.space.degraded_mode import INTERVAL_SECONDS, DegradedMode, DegradedParts, DegradedSettings
-from tieringd.space.disk_state_board import STALE_SECONDS, DiskStateBoard
+from tieringd.space.degraded_mode import (
+    INTERVAL_SECONDS,
+    STALE_SECONDS,
+    DegradedMode,
+    DegradedParts,
+    DegradedSettings,
+    DiskStateBoard,
+)
 from tieringd.space.producer_brake import ProducerBrake
 from tieringd.storage.memory import MemoryStore
 
