@@ -22,7 +22,7 @@ from tieringd.cli.options import (
 )
 from tieringd.daemon.archive import opened_archive
 from tieringd.errors import ConfigError
-from tieringd.housekeeping.topic_purger import TopicPurger
+from tieringd.housekeeping.topic_purge import TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
 from tieringd.recovery.archive_mover import ArchiveMover, Site

@@ -11,11 +11,9 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import ended
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.daemon.topic_purging import topic_purge_job
-from tieringd.housekeeping.merge_job import MergeJob, MergePartition
-from tieringd.housekeeping.reupload_job import ArchivedPartition, CompactedReuploadJob
-from tieringd.housekeeping.segment_merger import SegmentMerger
-from tieringd.housekeeping.service import Housekeeping
-from tieringd.housekeeping.traffic_watch import TrafficWatch
+from tieringd.housekeeping.merging import MergeJob, MergePartition, SegmentMerger
+from tieringd.housekeeping.reupload import ArchivedPartition, CompactedReuploadJob
+from tieringd.housekeeping.service import Housekeeping, TrafficWatch
 from tieringd.model.partition import Leadership
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.housekeeping.job import HousekeepingJob
-    from tieringd.housekeeping.scrub_job import ScrubJob
+    from tieringd.housekeeping.scrub import ScrubJob
     from tieringd.housekeeping.topic_purge import TopicPurge
     from tieringd.metrics import Metrics
     from tieringd.model.partition import TopicIdPartition

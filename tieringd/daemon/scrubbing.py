@@ -11,11 +11,9 @@ from tieringd.archive.scrub.orphan_search import OrphanSearch
 from tieringd.archive.scrub.owners import Owners
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
 from tieringd.housekeeping.healer import Healer
-from tieringd.housekeeping.object_quarantine import ObjectQuarantine
-from tieringd.housekeeping.quarantine_expiry import QuarantineExpiry
-from tieringd.housekeeping.scrub_job import ScrubJob
-from tieringd.housekeeping.scrub_parts import ScrubParts
+from tieringd.housekeeping.scrub import ScrubJob, ScrubParts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tieringd.housekeeping.topic_purge import TopicPurge
-from tieringd.housekeeping.topic_purger import TopicPurger
+from tieringd.housekeeping.topic_purge import TopicPurge, TopicPurger
 from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
-from tests.unit.housekeeping.test_segment_merger import both_ways, filled
+from tests.unit.housekeeping.test_merging import both_ways, filled
 from tieringd.archive.merged_objects import index_of_parts, store_merged
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archive.retired_objects import delete_retired, unnamed

@@ -6,7 +6,7 @@ import pytest
 
 from tieringd.archiving.resting import ChangeFeed
 from tieringd.errors import StorageUnavailable
-from tieringd.housekeeping.partition_passes import PartitionPasses, Share
+from tieringd.housekeeping.job import PartitionPasses, Share
 from tieringd.model.partition import Leadership, TopicIdPartition
 
 RESTS = Share(may_rest=True)

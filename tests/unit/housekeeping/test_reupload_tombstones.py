@@ -11,7 +11,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.golden.make_own_golden import HISTORY_LINK
-from tests.unit.housekeeping.test_compacted_reuploader import NEVER_TRIMMED, Reuploading
+from tests.unit.housekeeping.test_reupload import NEVER_TRIMMED, Reuploading
 from tieringd.archive.archive_reader import Batch
 from tieringd.archive.rewriting_records import load_rewriting
 from tieringd.archiving.tombstone_keeper import TombstoneCut

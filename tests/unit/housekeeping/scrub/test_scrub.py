@@ -12,8 +12,8 @@ from tests.unit.housekeeping.scrub.buckets import DAY_MS, HOUR_MS
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.errors import StorageDenied, StorageUnavailable
 from tieringd.formats.object_keys import manifest_key, quarantined_key, topic_manifest_key
-from tieringd.housekeeping.scrub_job import ScrubJob
-from tieringd.housekeeping.segment_merger import SegmentMerger
+from tieringd.housekeeping.merging import SegmentMerger
+from tieringd.housekeeping.scrub import ScrubJob
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.scrub_schedule import ScrubPace

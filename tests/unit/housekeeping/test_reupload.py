@@ -17,7 +17,7 @@ from tests.fakes.store import store_unavailable
 from tieringd.archiving.claim import Claim
 from tieringd.errors import FencedError, LocalFileError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.housekeeping.compacted_reuploader import ATTEMPTS_MAX, CompactedReuploader
+from tieringd.housekeeping.reupload import ATTEMPTS_MAX, CompactedReuploader
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import CrossingTransaction, SegmentSlice

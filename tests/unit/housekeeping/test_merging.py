@@ -16,7 +16,7 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import Claim
 from tieringd.errors import FencedError, StorageDenied, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.housekeeping.segment_merger import ATTEMPTS_MAX, SegmentMerger
+from tieringd.housekeeping.merging import ATTEMPTS_MAX, SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeLimits

@@ -8,10 +8,20 @@ once. A crash at any point leaves the object in one of the two places or in both
 done again. A move that is given up leaves its copy: another process may be about to delete the object.
 
 This is not the quarantine of partitions with corrupt local data (`archiving.uploader`).
+
+`QuarantineExpiry` deletes what has been in quarantine for long enough, and puts back what a manifest names
+after all. A move that was given up leaves its copy there, beside the object: the copy is dropped where it
+is the same. A named object should never be in quarantine alone. If it is, its copy stays until the
+manifests of its partition are read, and what they name is put back and never deleted.
+
+The report of what a scrub puts into quarantine is JSON in the bucket, for people. It is written before
+anything is moved. The objects in quarantine and their keys tell what is there; nothing depends on a report.
 """
 
 from __future__ import annotations
 
+import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,12 +33,12 @@ from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import (
     QUARANTINE_REPORTS_PREFIX,
     QUARANTINED_PREFIX,
+    owner_of,
     parse_quarantined_key,
     quarantine_report_key,
     quarantined_key,
 )
-from tieringd.housekeeping.quarantine_report import encode_quarantine_report
-from tieringd.policies.scrub_orphans import StoredObject
+from tieringd.policies.scrub_orphans import StoredObject, is_named
 from tieringd.storage.base import JoinSource
 from tieringd.storage.blocking import in_thread
 
@@ -36,10 +46,37 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from tieringd.policies.scrub_orphans import Orphan
+    from tieringd.archive.scrub.owners import Owners
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.scrub_orphans import Orphan, Owner
     from tieringd.storage.base import ObjectInfo, ObjectStore
 
+
 log = structlog.get_logger(__name__)
+
+VERSION = 1
+
+
+def encode_quarantine_report(orphans: Iterable[Orphan], *, now_ms: int, writer_id: str) -> bytes:
+    """Return the report of a move that is about to begin."""
+    document = {
+        "version": VERSION,
+        "reported_at_ms": now_ms,
+        "writer_id": writer_id,
+        "objects": [
+            {
+                "key": one.stored.key,
+                "size_bytes": one.stored.size_bytes,
+                "modified_ms": one.stored.modified_ms,
+                "topic": one.partition.topic,
+                "topic_id": one.partition.topic_id,
+                "partition": one.partition.partition,
+                "reason": one.detail,
+            }
+            for one in orphans
+        ],
+    }
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,3 +296,88 @@ class ObjectQuarantine:
             checksum = await in_thread(crc32c_of, piece, checksum)
             position += len(piece)
         return checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What became of what was in quarantine."""
+
+    deleted: tuple[str, ...] = ()
+    put_back: tuple[str, ...] = ()
+    """Those that are named, and are where they were."""
+    left: tuple[tuple[str, str], ...] = ()
+    """Keys and reasons."""
+
+    def joined(self, other: Expired) -> Expired:
+        """Return both together."""
+        return Expired(self.deleted + other.deleted, self.put_back + other.put_back, self.left + other.left)
+
+
+class QuarantineExpiry:
+    """Empty one bucket's quarantine of what has been in it for long enough. Keeps no state."""
+
+    def __init__(self, quarantine: ObjectQuarantine, owners: Owners) -> None:
+        self._quarantine = quarantine
+        self._owners = owners
+
+    async def expire(
+        self, *, before_ms: int, is_ours: Callable[[TopicIdPartition], bool] = lambda _: True
+    ) -> Expired:
+        """
+        Delete what was put into quarantine before a time, of the partitions that are ours.
+
+        Raises:
+            StorageUnavailable: Some may be left. Calling again goes on.
+        """
+        due: defaultdict[TopicIdPartition, list[str]] = defaultdict(list)
+        async for one in self._quarantine.objects():
+            partition = owner_of(one.key)
+            if one.quarantined_at_ms < before_ms and partition is not None and is_ours(partition):
+                due[partition].append(one.key)
+        expired = Expired()
+        for partition, keys in due.items():
+            found = await self.delete(partition, keys)
+            expired = expired.joined(found)
+        await self._quarantine.delete_reports(before_ms=before_ms)
+        return expired
+
+    async def delete(self, partition: TopicIdPartition, keys: Iterable[str]) -> Expired:
+        """
+        Delete objects of one partition from quarantine; those that its manifests name go back instead.
+
+        One that cannot go back is left there, with the reason, and the others go on.
+
+        Raises:
+            StorageUnavailable: Some may be left. Calling again goes on.
+        """
+        owner = await self._owners.owner(partition)
+        deleted: list[str] = []
+        put_back: list[str] = []
+        left: list[tuple[str, str]] = []
+        for key in keys:
+            doubt = _doubt(owner)
+            if is_named(owner, key):
+                try:
+                    if await self._quarantine.restore(key):
+                        log.error("a named object was in quarantine, and is back", key=key)
+                    put_back.append(key)
+                except (ChecksumRejected, CorruptDataError, ObjectNotFound) as error:
+                    log.warning("a named object in quarantine cannot go back", key=key, error=str(error))
+                    left.append((key, str(error)))
+            elif doubt:
+                left.append((key, doubt))
+            else:
+                deleted.append(key)
+        await self._quarantine.delete(deleted)
+        for key in deleted:
+            log.info("orphan deleted from quarantine", key=key)
+        return Expired(tuple(deleted), tuple(put_back), tuple(left))
+
+
+def _doubt(owner: Owner) -> str:
+    """Return why nothing of this owner may be deleted; empty where it may."""
+    if owner.uncertain:
+        return f"what is named is not known for certain: {owner.uncertain}"
+    if owner.is_manifest_missing:
+        return "the partition's manifest is missing"
+    return ""
