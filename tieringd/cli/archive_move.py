@@ -26,8 +26,7 @@ from tieringd.housekeeping.topic_purge import TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
 from tieringd.recovery.archive_mover import ArchiveMover, Site
-from tieringd.recovery.object_copier import ObjectCopier
-from tieringd.recovery.partition_mover import COPY_WRITER, PartitionMover
+from tieringd.recovery.partition_mover import COPY_WRITER, ObjectCopier, PartitionMover
 from tieringd.storage.opening import place_of
 
 if TYPE_CHECKING:

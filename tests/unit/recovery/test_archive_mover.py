@@ -34,8 +34,7 @@ from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import moved_away
 from tieringd.recovery.archive_mover import ArchiveMover, Site
-from tieringd.recovery.object_copier import PIECE_BYTES, CopySource, ObjectCopier
-from tieringd.recovery.partition_mover import PartitionMover
+from tieringd.recovery.partition_mover import PIECE_BYTES, CopySource, ObjectCopier, PartitionMover
 from tieringd.storage.memory import MemoryStore
 
 HERE, THERE = "memory://here", "memory://there"
