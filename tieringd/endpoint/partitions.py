@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _PATIENCE_SECONDS: Final = 3.0
-"""So long a reader waits for a newer manifest where there is an older one."""
+"""How long a client waits for a newer list of topics or a newer manifest where an older one is known."""
 _RETRY_SECONDS: Final = 1.0
 """So long nobody tries again what has just failed: many may be asking."""
 _FORGOTTEN_AFTER_SECONDS: Final = 3600.0

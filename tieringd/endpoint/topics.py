@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _PATIENCE_SECONDS: Final = 3.0
-"""So long a client waits for a newer list of topics."""
+"""How long a client waits for a newer list of topics or a newer manifest where an older one is known."""
 _UUID_BYTES = 16
 _NO_CLUSTER = "tieringd-archive"
 """The id of a cluster that is none, or several."""
