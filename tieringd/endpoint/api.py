@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tieringd.endpoint.keys import ADVERTISED, ApiKey
+from tieringd.endpoint.settings import ADVERTISED, ApiKey
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import api_versions
 from tieringd.formats.kafka_wire.messages import decode_request, encode_response
@@ -18,8 +18,7 @@ from tieringd.formats.kafka_wire.messages import decode_request, encode_response
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from tieringd.endpoint.cluster import ClusterAnswers
-    from tieringd.endpoint.description import DescriptionAnswers
+    from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
     from tieringd.endpoint.fetch import FetchAnswers
     from tieringd.endpoint.offsets import OffsetAnswers
     from tieringd.endpoint.refusals import Refusals

@@ -11,7 +11,7 @@ from tests.support.archive_endpoints import endpoint_config
 from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import ArchiveEndpoint
 from tieringd.daemon.gateway import Gateway, ReadCache
-from tieringd.endpoint.topics import ServedTopics
+from tieringd.endpoint.served import ServedTopics
 from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
