@@ -13,7 +13,7 @@ from crc32c import crc32c
 from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.config import parse_config
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import TopicKey, data_key, index_key

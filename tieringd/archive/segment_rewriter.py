@@ -18,8 +18,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from crc32c import crc32c
 
-from tieringd.archive.archive_reader import checked_batches, require_checksum
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.archive_reader import SegmentIndexes, checked_batches, require_checksum
 from tieringd.archive.segment_swap import Successor
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.index_merge import IndexedSegment, merged_index

@@ -16,5 +16,5 @@ Read in this order:
   decide when it begins; `tombstone_keeper` adds to it.
 * `trimmer`: the local log, and the hint that is published before a trim. `archive_retention`: the archive
   itself.
-* `archive_cleanup`: what an operator lets go of. `remote_index` is a follower's view.
+* `remote_index`: a follower's view.
 """

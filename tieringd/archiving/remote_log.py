@@ -21,11 +21,10 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tieringd.archive.archive_reader import ArchiveReader
-from tieringd.archive.rewriting_records import store_rewriting
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.archive_reader import ArchiveReader, SegmentIndexes
+from tieringd.archive.retired_objects import ArchiveCleanup
 from tieringd.archive.segment_rewriter import SegmentRewriter
-from tieringd.archiving.archive_cleanup import ArchiveCleanup
+from tieringd.archive.segment_swap import store_rewriting
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
 from tieringd.archiving.tombstone_keeper import LocalBatches, TombstoneCut
 from tieringd.archiving.upload_gate import NO_URGENCY, Urgency

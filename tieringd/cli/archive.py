@@ -29,7 +29,7 @@ from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
-    from tieringd.archive.scrub.verifier import PartitionReport
+    from tieringd.archive.scrub.segment_look import PartitionReport
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.model.manifest import PartitionManifest

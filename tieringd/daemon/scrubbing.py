@@ -7,8 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tieringd.archive.scrub.orphan_search import OrphanSearch
-from tieringd.archive.scrub.owners import Owners
+from tieringd.archive.scrub.orphan_search import OrphanSearch, Owners
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry

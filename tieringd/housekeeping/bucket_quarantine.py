@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from tieringd.archive.scrub.owners import Owners
+    from tieringd.archive.scrub.orphan_search import Owners
     from tieringd.model.partition import TopicIdPartition
     from tieringd.policies.scrub_orphans import Orphan, Owner
     from tieringd.storage.base import ObjectInfo, ObjectStore

@@ -28,7 +28,7 @@ from crc32c import crc32c
 from crc32c import crc32c as crc32c_of
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archive.scrub.data_index import DataIndexer, is_index_of, renamed_by
+from tieringd.archive.scrub.data_scan import DataIndexer, is_index_of, renamed_by
 from tieringd.archiving.segment_copier import local_index
 from tieringd.broker.segment_file import position_of
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound

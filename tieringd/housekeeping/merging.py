@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archive.merged_objects import index_of_parts, store_merged
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.archive_reader import SegmentIndexes
+from tieringd.archive.object_joiner import index_of_parts, store_merged
 from tieringd.archiving.claim import ended
 from tieringd.errors import (
     BucketNotFound,
@@ -45,8 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archive.merged_objects import PreparedMerge
-    from tieringd.archive.object_joiner import ObjectJoiner
+    from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge
     from tieringd.archiving.archiver import Archiver
     from tieringd.archiving.claim import Claim
     from tieringd.archiving.observer import Observation

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archive.scrub.topics import ScrubbedTopics
+from tieringd.archive.scrub.survey import ScrubbedTopics
 from tieringd.errors import TieringError
 from tieringd.housekeeping.bucket_quarantine import Expired
 from tieringd.housekeeping.job import JobTurn

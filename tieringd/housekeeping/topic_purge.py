@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archive.closing import closed
+from tieringd.archive.manifest_store import closed
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
     history_link_key,

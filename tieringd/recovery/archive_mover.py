@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.catalog import Catalog
     from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.scrub.verifier import Verifier
+    from tieringd.archive.scrub.segment_look import Verifier
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History

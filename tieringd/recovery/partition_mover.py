@@ -21,8 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 from crc32c import crc32c as crc32c_of
 
-from tieringd.archive.closing import closed
-from tieringd.archive.manifest_store import EDIT_MARK
+from tieringd.archive.manifest_store import EDIT_MARK, closed
 from tieringd.errors import (
     ConfigError,
     CorruptDataError,

@@ -12,11 +12,10 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.unit.housekeeping.test_merging import both_ways, filled
-from tieringd.archive.merged_objects import index_of_parts, store_merged
-from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archive.archive_reader import SegmentIndexes
+from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.archive.retired_objects import delete_retired, unnamed
-from tieringd.archive.scrub.owners import Owners
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.scrub.orphan_search import Owners
 from tieringd.archive.segment_swap import SegmentSwap, Successor
 from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix

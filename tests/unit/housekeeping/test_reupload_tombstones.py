@@ -13,7 +13,7 @@ from tests.fakes.manifests import stored_manifest
 from tests.golden.make_own_golden import HISTORY_LINK
 from tests.unit.housekeeping.test_reupload import NEVER_TRIMMED, Reuploading
 from tieringd.archive.archive_reader import Batch
-from tieringd.archive.rewriting_records import load_rewriting
+from tieringd.archive.segment_swap import load_rewriting
 from tieringd.archiving.tombstone_keeper import TombstoneCut
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import Codec

@@ -16,8 +16,8 @@ from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
 from tests.unit.housekeeping.test_rewritten_segments import rewrite
-from tieringd.archive.closing import closed
-from tieringd.archive.rewriting_records import store_rewriting
+from tieringd.archive.manifest_store import closed
+from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import ConfigError, CorruptDataError, FencedError, ObjectNotFound, StorageError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import (

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import checked_batches
-from tieringd.archive.scrub.orphan_search import NamedObjects
-from tieringd.archive.scrub.owners import Owners
+from tieringd.archive.scrub.orphan_search import NamedObjects, Owners
 from tieringd.archive.scrub.survey import PREFIXES
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import (
