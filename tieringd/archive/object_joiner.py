@@ -28,7 +28,7 @@ from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.model.rewriting import Rewriting, RewritingKind
 from tieringd.model.segment import rewriter_of
-from tieringd.policies.merged_segment import merged_segment
+from tieringd.policies.segment_merge import merged_segment
 from tieringd.storage.base import FileSlice, JoiningStore, JoinSource
 from tieringd.storage.blocking import in_thread, in_thread_or
 

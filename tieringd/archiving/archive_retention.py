@@ -1,7 +1,7 @@
 """
 Archive retention: one partition's stored segments that are past total retention go, in two steps.
 
-So do those whose records a user deleted on the broker (`policies.user_deletion`).
+So do those whose records a user deleted on the broker (`policies.total_retention`).
 First the manifest no longer names them, and from then on they do not exist for readers. Their
 objects follow after a delay, for readers that began before. Each step is a commit under our leader
 epoch; a crash between them leaves a manifest that says what is still to be deleted.
@@ -42,8 +42,7 @@ from tieringd.policies.retention_time import (
     needs_proof,
     proven_upload_ms,
 )
-from tieringd.policies.total_retention import FirstLook, expiry_due_ms, plan_total_retention
-from tieringd.policies.user_deletion import users_start
+from tieringd.policies.total_retention import FirstLook, expiry_due_ms, plan_total_retention, users_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -33,9 +33,15 @@ from tieringd.formats.record_batch import OldMagicError
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.policies.epoch_history import clipped, completed
-from tieringd.policies.loss import rescue_due_ms, seconds_to_loss
-from tieringd.policies.upload import UploadLimits, UploadPlan, plan_uploads, upload_due_ms
-from tieringd.policies.user_deletion import users_start
+from tieringd.policies.total_retention import users_start
+from tieringd.policies.upload import (
+    UploadLimits,
+    UploadPlan,
+    plan_uploads,
+    rescue_due_ms,
+    seconds_to_loss,
+    upload_due_ms,
+)
 
 if TYPE_CHECKING:
     import asyncio

@@ -198,8 +198,8 @@ class Claim:
         See that the bucket says that we trim up to *before_offset*; say whether we may.
 
         Where the record cannot be stored, as when the store is away, a trim to a stored segment's end may
-        do without: nobody takes that for a user's DeleteRecords. See `policies.user_deletion`. A bucket that
-        is not there is no store that is away: what it held may be gone, so nothing is trimmed.
+        do without: nobody takes that for a user's DeleteRecords. See `policies.total_retention`. A bucket
+        that is not there is no store that is away: what it held may be gone, so nothing is trimmed.
 
         Raises:
             FencedError: Another writer owns the manifest now.

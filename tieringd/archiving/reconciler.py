@@ -34,9 +34,8 @@ import structlog
 from tieringd.archiving.pinner import PinLook
 from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
-from tieringd.policies.assignment import plan_assignment
 from tieringd.policies.lineage import durable_end
-from tieringd.policies.loss import rescue_due_ms
+from tieringd.policies.upload import plan_assignment, rescue_due_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping

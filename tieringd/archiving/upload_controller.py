@@ -3,7 +3,7 @@ The upload controller: sets the pace of uploads by how much waits, and by what e
 
 Two questions, each asked of a policy. How many shares do uploads have? The backlog decides
 (`policies.upload_control`), once every interval. Does anything else want the machine? Its load decides
-(`policies.upload_contention`), twice a second while uploads run or wait, and not at all while none does. The
+(`policies.upload_control`), twice a second while uploads run or wait, and not at all while none does. The
 pace follows from both, and the gate keeps it.
 
 `LoadWatch` measures the machine's load, over all time and over the moments without uploads. It reads the
@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tieringd.broker.host_load import load_between, sum_of
-from tieringd.policies.upload_contention import ContentionLimits, ContentionState, judge
-from tieringd.policies.upload_control import ControllerState, pace_for, update
+from tieringd.policies.upload_control import (
+    ContentionLimits,
+    ContentionState,
+    ControllerState,
+    judge,
+    pace_for,
+    update,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +33,7 @@ if TYPE_CHECKING:
     from tieringd.archiving.upload_gate import UploadGate
     from tieringd.broker.host_load import HostCounters
     from tieringd.metrics import Metrics
-    from tieringd.policies.upload_contention import HostLoad
-    from tieringd.policies.upload_control import ControllerLimits, PaceLimits
+    from tieringd.policies.upload_control import ControllerLimits, HostLoad, PaceLimits
 
 
 log = structlog.get_logger(__name__)

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from tieringd.daemon.archive import Archive
     from tieringd.housekeeping.bucket_quarantine import QuarantinedObject
     from tieringd.housekeeping.scrub import ScrubParts, ScrubReport
-    from tieringd.policies.scrub import Finding
-    from tieringd.policies.scrub_orphans import Orphan
+    from tieringd.policies.scrub import Finding, Orphan
 
 quarantine_app = typer.Typer(
     help="Look at the objects that a scrub took out of the way, and put them back.", no_args_is_help=True

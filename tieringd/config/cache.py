@@ -2,8 +2,7 @@
 The chunk cache: how large it is, how it is trimmed, and what is hydrated.
 
 Only the properties themselves. Which of them belong together is in `config.cache_checks`, what they
-do in `policies.disk_areas`, `policies.cache_trim`, `policies.chunk_layout` and
-`policies.chunk_eviction`.
+do in `policies.disk_areas`, `policies.cache_trim` and `policies.reading`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tieringd.config.fields import (
 )
 from tieringd.config.topic_properties import STRICT
 from tieringd.formats.cache_names import MAX_BUCKETS
-from tieringd.policies.chunk_eviction import ChunkEvictionLimits, EvictionStrategy
+from tieringd.policies.cache_trim import ChunkEvictionLimits, EvictionStrategy
 
 StrategyName: TypeAlias = Literal["eager", "capped", "predictive"]
 

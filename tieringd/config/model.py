@@ -40,7 +40,7 @@ from tieringd.config.topic_properties import STRICT, TopicProperties
 from tieringd.config.transfers import Transfers
 from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.policies.housekeeping import HousekeepingLimits
-from tieringd.policies.local_target import ClusterLocalTarget
+from tieringd.policies.local_retention import ClusterLocalTarget
 from tieringd.policies.total_retention import RetentionPace
 
 if TYPE_CHECKING:

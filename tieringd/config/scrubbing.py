@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from tieringd.config.fields import LIVE, Flag, duration
 from tieringd.config.topic_properties import STRICT
-from tieringd.policies.scrub_schedule import ScrubPace
+from tieringd.policies.scrub import ScrubPace
 
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 

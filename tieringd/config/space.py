@@ -2,7 +2,7 @@
 Disk space: the areas of a disk, when it is low, and what happens then.
 
 Only the properties themselves. Which of them belong together is in `config.space_checks`, what
-they do in `policies.disk_areas`, `policies.disk_alert` and `policies.degraded`.
+they do in `policies.disk_areas` and `policies.disk_alert`.
 """
 
 from __future__ import annotations

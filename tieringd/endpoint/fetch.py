@@ -27,7 +27,7 @@ from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed
 from tieringd.formats.kafka_wire.fetch_request import asked_of, session_of
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.gateway.archive_answers import TRY_AGAIN
-from tieringd.policies.history_part import part_holding
+from tieringd.policies.reading import part_holding
 from tieringd.reading.partition_reader import HeldRead
 
 if TYPE_CHECKING:

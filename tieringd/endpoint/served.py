@@ -26,14 +26,14 @@ import structlog
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
-from tieringd.policies.served_topics import choose_topics
+from tieringd.policies.topic_lifecycle import choose_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.policies.served_topics import NamedTopics
+    from tieringd.policies.topic_lifecycle import NamedTopics
     from tieringd.topics.topic_registry import TopicRegistry
 
 

@@ -40,7 +40,7 @@ from tieringd.gateway.archive_answers import (
 )
 from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts
 from tieringd.policies.epoch_history import end_offset_for
-from tieringd.policies.history_part import part_holding
+from tieringd.policies.reading import part_holding
 from tieringd.reading.partition_reader import HeldRead
 
 if TYPE_CHECKING:

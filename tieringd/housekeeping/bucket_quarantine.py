@@ -38,7 +38,7 @@ from tieringd.formats.object_keys import (
     quarantine_report_key,
     quarantined_key,
 )
-from tieringd.policies.scrub_orphans import StoredObject, is_named
+from tieringd.policies.scrub import StoredObject, is_named
 from tieringd.storage.base import JoinSource
 from tieringd.storage.blocking import in_thread
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.scrub.orphan_search import Owners
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub_orphans import Orphan, Owner
+    from tieringd.policies.scrub import Orphan, Owner
     from tieringd.storage.base import ObjectInfo, ObjectStore
 
 

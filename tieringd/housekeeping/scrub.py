@@ -24,8 +24,7 @@ from tieringd.archive.scrub.survey import ScrubbedTopics
 from tieringd.errors import TieringError
 from tieringd.housekeeping.bucket_quarantine import Expired
 from tieringd.housekeeping.job import JobTurn
-from tieringd.policies.scrub import FaultKind
-from tieringd.policies.scrub_schedule import first_due_ms, next_due_ms
+from tieringd.policies.scrub import FaultKind, first_due_ms, next_due_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -37,9 +36,7 @@ if TYPE_CHECKING:
     from tieringd.housekeeping.healer import Healer
     from tieringd.metrics import Metrics
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Finding
-    from tieringd.policies.scrub_orphans import Orphan
-    from tieringd.policies.scrub_schedule import ScrubPace
+    from tieringd.policies.scrub import Finding, Orphan, ScrubPace
     from tieringd.storage.archive_clock import ArchiveClock
     from tieringd.storage.base import ObjectStore
 

@@ -2,7 +2,7 @@
 Client quotas of a Kafka cluster: whom one is for, and the one that slows producers down.
 
 Plain values. How a broker is asked for them is in `broker.kafka`, which of them are lowered when
-a disk is full in `policies.degraded`.
+a disk is full in `policies.disk_alert`.
 """
 
 from __future__ import annotations

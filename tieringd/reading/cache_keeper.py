@@ -24,8 +24,16 @@ import structlog
 
 from tieringd.cache.faults import reason_of
 from tieringd.errors import LocalFileError
-from tieringd.policies.cache_trim import TrimDemand, fits_at_all, has_room, plan_cache_trim, trim_demand
-from tieringd.policies.chunk_eviction import OpenChunk, ReleasePlan, plan_releases
+from tieringd.policies.cache_trim import (
+    OpenChunk,
+    ReleasePlan,
+    TrimDemand,
+    fits_at_all,
+    has_room,
+    plan_cache_trim,
+    plan_releases,
+    trim_demand,
+)
 from tieringd.storage.blocking import in_thread, in_thread_or
 
 if TYPE_CHECKING:
@@ -34,8 +42,7 @@ if TYPE_CHECKING:
     from tieringd.cache.directory import CacheDirectory, OpenFile
     from tieringd.cache.part_file import PartFile
     from tieringd.metrics import CacheMetrics
-    from tieringd.policies.cache_trim import CachedFile, CacheUse, TrimLimits, TrimPlan
-    from tieringd.policies.chunk_eviction import ChunkEvictionLimits
+    from tieringd.policies.cache_trim import CachedFile, CacheUse, ChunkEvictionLimits, TrimLimits, TrimPlan
 
 
 log = structlog.get_logger(__name__)

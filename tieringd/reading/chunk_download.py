@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tieringd.cache.directory import OpenFile
     from tieringd.cache.part_file import PartFile
     from tieringd.metrics import CacheMetrics
-    from tieringd.policies.chunk_layout import Chunk
+    from tieringd.policies.reading import Chunk
     from tieringd.reading.cache_keeper import CacheKeeper
     from tieringd.storage.base import ObjectStore
 

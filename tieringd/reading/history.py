@@ -38,7 +38,7 @@ from tieringd.formats.object_keys import (
 )
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
-from tieringd.policies.history_part import history_part
+from tieringd.policies.reading import history_part
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.creating import create
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tieringd.formats.record_batch import BatchHeader
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import AbortedTransaction, SegmentIndex
-    from tieringd.policies.chunk_layout import Chunk
+    from tieringd.policies.reading import Chunk
     from tieringd.reading.hydrator import HydratedChunk, Hydrator
 
 

@@ -34,7 +34,7 @@ from tieringd.errors import (
 from tieringd.formats.object_keys import data_key, index_key, rewriting_prefix, spillover_key
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import NO_CRC
-from tieringd.policies.archive_takeover import fault_of_takeover
+from tieringd.policies.recovery import fault_of_takeover
 from tieringd.storage.base import FileSlice
 from tieringd.storage.blocking import in_thread, in_thread_or
 

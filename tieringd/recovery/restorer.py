@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.policies.restore import RestorePlan
+    from tieringd.policies.recovery import RestorePlan
 
 
 @dataclass(frozen=True, slots=True)

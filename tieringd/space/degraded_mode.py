@@ -27,7 +27,7 @@ from tieringd.formats.object_keys import (
     disk_state_key,
     parse_disk_state_key,
 )
-from tieringd.policies.degraded import degraded_nodes
+from tieringd.policies.disk_alert import degraded_nodes
 from tieringd.space.disk_monitor import Rounds
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@ The space manager: keeps the logs on each filesystem within their area, and tell
 
 Every interval it measures the log directories and the cache. The cache hears first what is left for
 it, and gives way at once. Where the logs of a filesystem are over their area it plans what to let go
-(`policies.space_planner`) and asks the archivers of those partitions, which prove and clamp as for any
+(`policies.space_plan`) and asks the archivers of those partitions, which prove and clamp as for any
 other trim. Nothing is trimmed here, and what one round asked for and an archiver could not let go is
 planned anew in the next.
 
@@ -24,8 +24,7 @@ from tieringd.broker.disk_use import DiskUseMeter, directory_uses
 from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, plan_spaces
 from tieringd.policies.durability import durable_end
 from tieringd.policies.local_retention import plan_trim
-from tieringd.policies.space_plan import SpaceDemand, SpacePartition
-from tieringd.policies.space_planner import plan_space
+from tieringd.policies.space_plan import SpaceDemand, SpacePartition, plan_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -20,8 +20,7 @@ from tests.fakes.uploads import (
     settle,
 )
 from tieringd.archiving.upload_gate import Urgency
-from tieringd.policies.upload_contention import CPU
-from tieringd.policies.upload_control import LIMIT, SLOTS, UploadPace
+from tieringd.policies.upload_control import CPU, LIMIT, SLOTS, UploadPace
 
 pytestmark = pytest.mark.looptime
 

@@ -9,7 +9,7 @@ import yaml
 
 from tests.unit.config.texts import SMALLEST, TIERED, parsed, problems_of
 from tieringd.config.cache import Cache
-from tieringd.policies.chunk_eviction import ChunkEvictionLimits, EvictionStrategy
+from tieringd.policies.cache_trim import ChunkEvictionLimits, EvictionStrategy
 
 
 def warnings_of(text):

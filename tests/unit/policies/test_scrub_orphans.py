@@ -17,7 +17,7 @@ from tieringd.formats.spillover_codec import encode_spillover
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Replacement
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired, with_parts
-from tieringd.policies.scrub_orphans import Keep, Orphan, Owner, StoredObject, TopicState, plan_orphans
+from tieringd.policies.scrub import Keep, Orphan, Owner, StoredObject, TopicState, plan_orphans
 
 if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment

@@ -24,7 +24,7 @@ from tieringd.formats.record_batch import HEADER_BYTES, parse_header, sealed
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import BrokerIndexes
-from tieringd.policies.restore import RestoreLimits, plan_restore
+from tieringd.policies.recovery import RestoreLimits, plan_restore
 from tieringd.recovery.restorer import Restorer
 
 NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ"

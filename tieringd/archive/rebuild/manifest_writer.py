@@ -24,8 +24,7 @@ from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import damaged_copy_key, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
 from tieringd.model.spilling import part_to_spill, spilled, with_parts
-from tieringd.policies.scrub import FaultKind
-from tieringd.policies.scrub_orphans import TopicState
+from tieringd.policies.scrub import FaultKind, TopicState
 from tieringd.policies.spillover import plan_spillover
 from tieringd.storage.base import IfVersion
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from tieringd.formats.object_keys import TopicKey
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub_orphans import Owner
+    from tieringd.policies.scrub import Owner
     from tieringd.storage.base import ObjectStore
 
 

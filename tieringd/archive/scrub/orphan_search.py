@@ -35,16 +35,19 @@ from tieringd.formats.object_keys import (
     topic_manifest_key,
 )
 from tieringd.model.topic_lifecycle import Lifecycle
-from tieringd.policies.scrub import FaultKind, Finding, manifest_findings, twice_named_findings
-from tieringd.policies.scrub_orphans import (
+from tieringd.policies.scrub import (
     INDEX_SUFFIX,
+    FaultKind,
+    Finding,
     Keep,
     Owner,
     StoredObject,
     TopicState,
     has_rewritten,
+    manifest_findings,
     plan_orphans,
     tables_of,
+    twice_named_findings,
 )
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.blocking import in_thread
@@ -57,7 +60,7 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.spillover import SpilloverManifest, SpilloverName
-    from tieringd.policies.scrub_orphans import Orphan
+    from tieringd.policies.scrub import Orphan
     from tieringd.storage.base import ObjectStore
 
 

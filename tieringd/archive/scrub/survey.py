@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub_orphans import Orphan, Owner
+    from tieringd.policies.scrub import Orphan, Owner
     from tieringd.storage.base import ObjectStore
 
 

@@ -24,7 +24,7 @@ from tieringd.formats.object_keys import (
     parse_joined_part_key,
     parse_quarantined_key,
 )
-from tieringd.policies.scrub_orphans import TopicState, is_named
+from tieringd.policies.scrub import TopicState, is_named
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.chosen import TASK_BYTES
 from tieringd.spark.jobs.progress import watched
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from tieringd.config import Config
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub_orphans import Owner
+    from tieringd.policies.scrub import Owner
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.progress import Progress
 

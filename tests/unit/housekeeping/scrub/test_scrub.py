@@ -16,7 +16,7 @@ from tieringd.housekeeping.merging import SegmentMerger
 from tieringd.housekeeping.scrub import ScrubJob
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
-from tieringd.policies.scrub_schedule import ScrubPace
+from tieringd.policies.scrub import ScrubPace
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.policies.total_retention import TotalRetention
 from tieringd.storage.archive_clock import ArchiveClock

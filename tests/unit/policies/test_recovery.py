@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.model.values import TIME_MS, manifests, remote, stored
 from tieringd.model.manifest_parts import Gap
-from tieringd.policies.restore import RestoreLimits, plan_restore
+from tieringd.policies.recovery import RestoreLimits, plan_restore
 
 FIVE = stored(
     remote(base, base + 9, max_timestamp_ms=TIME_MS + base * 1000, uploaded_at_ms=TIME_MS + 10**6)
