@@ -46,7 +46,7 @@ def find_cache_doubts(config: Config) -> Iterator[Finding]:
     """Yield what has no effect as things are, and what leaves less than it says."""
     if not config.cloud_storage_enabled:
         for name in Cache.model_fields:
-            if _is_changed(config, name):
+            if _is_cache_changed(config, name):
                 yield Finding(
                     ((name,), ("cloud_storage_enabled",)),
                     "has no effect while cloud_storage_enabled is false",
@@ -63,7 +63,7 @@ def find_cache_doubts(config: Config) -> Iterator[Finding]:
             "cloud_storage_hydrated_chunks_per_segment_ratio",
             "cloud_storage_min_chunks_per_segment_threshold",
         ):
-            if _is_changed(config, name):
+            if _is_cache_changed(config, name):
                 yield Finding(((name,), strategy), f"has no effect while {strategy[0]} is eager")
     yield from _areas(config)
 
@@ -81,6 +81,6 @@ def _areas(config: Config) -> Iterator[Finding]:
         )
 
 
-def _is_changed(config: Config, name: str) -> bool:
+def _is_cache_changed(config: Config, name: str) -> bool:
     """Say whether the file sets something else than the default."""
     return bool(getattr(config, name) != Cache.model_fields[name].default)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from tieringd.config.fields import LIVE, MAX_INT64, UNLIMITED, duration, size
 from tieringd.config.topic_properties import STRICT
 
-_KIB = 1 << 10
+_KIB = 2**10
 _SECOND_MS, _HOUR_MS, _DAY_MS = 1_000, 3_600_000, 86_400_000
 
 

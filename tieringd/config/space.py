@@ -19,7 +19,8 @@ from tieringd.policies.disk_alert import AlertSettings
 DegradedAction: TypeAlias = Literal["refuse_writes", "throttle_producers", "alert"]
 
 _SECOND_MS, _DAY_MS = 1_000, 86_400_000
-_KIB, _GIB = 2**10, 2**30
+_KIB = 2**10
+_GIB = 2**30
 
 
 class Space(BaseModel):

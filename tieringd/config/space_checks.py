@@ -31,22 +31,22 @@ def find_space_doubts(config: Config) -> Iterator[Finding]:
     if not config.tune_ballast_file:
         switch: Place = ("tune_ballast_file",)
         for name in ("ballast_file_path", "ballast_file_size", "ballast_release_when_degraded"):
-            if _is_changed(config, name):
+            if _is_space_changed(config, name):
                 yield Finding(((name,), switch), "has no effect while tune_ballast_file is false")
     kind: Place = ("broker", "kind")
     rate, action = "storage_degraded_producer_byte_rate", "storage_degraded_action"
     for name in (action, rate):
-        if config.broker.kind != "kafka" and _is_changed(config, name):
+        if config.broker.kind != "kafka" and _is_space_changed(config, name):
             reason = "there are no producers" if config.broker.kind == "none" else "it refuses writes itself"
             yield Finding(((name,), kind), f"has no effect with broker.kind {config.broker.kind}: {reason}")
     if (
         config.broker.kind == "kafka"
         and config.storage_degraded_action == "alert"
-        and _is_changed(config, rate)
+        and _is_space_changed(config, rate)
     ):
         yield Finding(((rate,), (action,)), "has no effect while storage_degraded_action is alert")
 
 
-def _is_changed(config: Config, name: str) -> bool:
+def _is_space_changed(config: Config, name: str) -> bool:
     """Say whether the file sets something else than the default."""
     return bool(getattr(config, name) != Space.model_fields[name].default)
