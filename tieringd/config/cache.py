@@ -29,7 +29,8 @@ from tieringd.policies.cache_trim import ChunkEvictionLimits, EvictionStrategy
 
 StrategyName: TypeAlias = Literal["eager", "capped", "predictive"]
 
-_SECOND_MS, _DAY_MS = 1_000, 86_400_000
+_SECOND_MS = 1_000
+_DAY_MS = 86_400_000
 _KIB = 2**10
 _MIB = 2**20
 _GIB = 2**30

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from tieringd.config.fields import LIVE, Number, duration
 from tieringd.config.topic_properties import STRICT
 
-_SECOND_MS, _HOUR_MS = 1_000, 3_600_000
+_SECOND_MS = 1_000
+_HOUR_MS = 3_600_000
 
 
 class HousekeepingTimes(BaseModel):

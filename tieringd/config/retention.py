@@ -10,7 +10,9 @@ from tieringd.config.fields import LIVE, MAX_INT64, UNLIMITED, duration, size
 from tieringd.config.topic_properties import STRICT
 
 _KIB = 2**10
-_SECOND_MS, _HOUR_MS, _DAY_MS = 1_000, 3_600_000, 86_400_000
+_SECOND_MS = 1_000
+_HOUR_MS = 3_600_000
+_DAY_MS = 86_400_000
 
 
 class Retention(BaseModel):

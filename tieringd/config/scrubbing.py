@@ -10,7 +10,10 @@ from tieringd.config.fields import LIVE, Flag, duration
 from tieringd.config.topic_properties import STRICT
 from tieringd.policies.scrub import ScrubPace
 
-_SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
+_SECOND_MS = 1_000
+_MINUTE_MS = 60_000
+_HOUR_MS = 3_600_000
+_DAY_MS = 86_400_000
 
 
 class Scrubbing(BaseModel):

@@ -18,7 +18,8 @@ from tieringd.policies.disk_alert import AlertSettings
 
 DegradedAction: TypeAlias = Literal["refuse_writes", "throttle_producers", "alert"]
 
-_SECOND_MS, _DAY_MS = 1_000, 86_400_000
+_SECOND_MS = 1_000
+_DAY_MS = 86_400_000
 _KIB = 2**10
 _GIB = 2**30
 

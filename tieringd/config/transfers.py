@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from tieringd.config.fields import LIVE, MAX_INT64, Decimal, Flag, Number, duration, seconds, size
 from tieringd.config.topic_properties import STRICT
 
-_SECOND_MS, _DAY_MS = 1_000, 86_400_000
+_SECOND_MS = 1_000
+_DAY_MS = 86_400_000
 _DAY_SEC = 86_400
 _RATE_MIN = 64 * 1024
 
