@@ -24,7 +24,7 @@ from tieringd.policies.trim_target import why_never_trimmed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tieringd.config.topic_properties import TopicProperties
+    from tieringd.config.properties import TopicProperties
     from tieringd.formats.topic_manifest import OriginalRetention
     from tieringd.policies.local_retention import ClusterLocalTarget, LocalRetentionTarget, LocalTarget
     from tieringd.policies.segment_merge import MergeLimits

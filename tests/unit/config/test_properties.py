@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.unit.config.texts import SMALLEST, TIERED, parsed, problems_of
-from tieringd.config.cache import Cache
+from tieringd.config.properties import Cache
 from tieringd.policies.cache_trim import ChunkEvictionLimits, EvictionStrategy
 
 
