@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
 
-VERSION = 2
+ERASURE_VERSION = 2
 """Version 1 had no `gone_over`, `objects_left` and `kept_by_store`."""
 
 
@@ -96,4 +96,4 @@ def encode_erasure_outcome(request: ErasureRequest, outcome: ErasureOutcome) -> 
 
 
 def _encoded(document: dict[str, Any]) -> bytes:
-    return json.dumps({"version": VERSION, **document}, indent=2, sort_keys=True).encode() + b"\n"
+    return json.dumps({"version": ERASURE_VERSION, **document}, indent=2, sort_keys=True).encode() + b"\n"

@@ -28,7 +28,12 @@ from crc32c import crc32c
 
 from tieringd.formats.index_files import encode_transaction_index, parse_transaction_index
 from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH
-from tieringd.formats.record_batch import CRC_STARTS_AT, HEADER_BYTES, LENGTH_STARTS_AT, MIN_LENGTH
+from tieringd.formats.record_batch import (
+    CRC_STARTS_AT,
+    HEADER_BYTES,
+    LENGTH_STARTS_AT,
+    MIN_LENGTH,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +47,8 @@ _MAX_ID = (1 << 63) - 1
 _FIELDS = struct.Struct(">qiixI22xq")
 """Of a header: base offset, length, leader epoch, checksum and producer id."""
 _EPOCH = struct.Struct(">i")
-_EPOCH_STARTS_AT = 12
+_EPOCH_STARTS_AT = LENGTH_STARTS_AT
+"""The length counts from the leader epoch on."""
 _CRC = struct.Struct(">I")
 _CRC_FIELD_STARTS_AT = 17
 _PRODUCER_ID = struct.Struct(">q")

@@ -19,13 +19,13 @@ from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION = 1
+REWRITING_VERSION = 1
 
 
 def encode_rewriting(partition: TopicIdPartition, rewriting: Rewriting) -> bytes:
     """Return the record of a rewriting; the same rewriting is the same bytes."""
     document = {
-        "version": VERSION,
+        "version": REWRITING_VERSION,
         "cluster": partition.cluster,
         "topic": partition.topic,
         "topic_id": partition.topic_id,
@@ -49,9 +49,9 @@ def decode_rewriting(data: bytes, *, source: str) -> tuple[TopicIdPartition, Rew
         version = document["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptDataError(f"this is no record of a rewriting: {error}", source=source) from error
-    if version != VERSION:
+    if version != REWRITING_VERSION:
         raise CorruptDataError(
-            f"this record of a rewriting is of version {version}; version {VERSION} can be read",
+            f"this record of a rewriting is of version {version}; version {REWRITING_VERSION} can be read",
             source=source,
         )
     try:

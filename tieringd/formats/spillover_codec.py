@@ -18,9 +18,9 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.spillover import SpilloverManifest, SpilloverName
 
-MAGIC = b"TRDS"
-VERSION = 1
-_KIND = "spillover manifest"
+SPILLOVER_MAGIC = b"TRDS"
+SPILLOVER_VERSION = 1
+_SPILLOVER_KIND = "spillover manifest"
 
 
 def encode_spillover(part: SpilloverManifest) -> tuple[bytes, SpilloverName]:
@@ -48,7 +48,7 @@ def encode_spillover(part: SpilloverManifest) -> tuple[bytes, SpilloverName]:
         "rows": len(segments),
         "writers": segments.writers,
     }
-    data = seal(MAGIC, VERSION, pack_body(head, segments))
+    data = seal(SPILLOVER_MAGIC, SPILLOVER_VERSION, pack_body(head, segments))
     return data, part.name(crc32c(data))
 
 
@@ -59,16 +59,18 @@ def decode_spillover(data: bytes, *, partition: TopicIdPartition, name: Spillove
     Raises:
         CorruptDataError: The bytes are not a whole, sound one of a version we know, or of another name.
     """
-    _version, packed = unseal(data, MAGIC, newest_version=VERSION, kind=_KIND)
+    _version, packed = unseal(data, SPILLOVER_MAGIC, newest_version=SPILLOVER_VERSION, kind=_SPILLOVER_KIND)
     try:
         part = _part(*unpack_body(packed))
         faults = part.faults()
     except UNREADABLE as error:
-        raise CorruptDataError(f"{_KIND} cannot be read: {error}") from error
+        raise CorruptDataError(f"{_SPILLOVER_KIND} cannot be read: {error}") from error
     if faults:
-        raise CorruptDataError(f"{_KIND} breaks its rules: {'; '.join(faults)}")
+        raise CorruptDataError(f"{_SPILLOVER_KIND} breaks its rules: {'; '.join(faults)}")
     if part.partition != partition or part.name(crc32c(data)) != name:
-        raise CorruptDataError(f"{_KIND} of {part.partition} from {part.base_offset} has a wrong name")
+        raise CorruptDataError(
+            f"{_SPILLOVER_KIND} of {part.partition} from {part.base_offset} has a wrong name"
+        )
     return part
 
 
