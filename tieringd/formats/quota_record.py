@@ -16,7 +16,7 @@ from typing import Any
 from tieringd.errors import CorruptDataError
 from tieringd.model.client_quota import QuotaChange, QuotaEntity
 
-VERSION = 1
+QUOTA_VERSION = 1
 
 
 class QuotaPhase(StrEnum):
@@ -45,7 +45,7 @@ class QuotaRecord:
 def encode_quota_record(record: QuotaRecord) -> bytes:
     """Return it as indented JSON, for people to read in the bucket."""
     document = {
-        "version": VERSION,
+        "version": QUOTA_VERSION,
         "phase": record.phase,
         "producer_byte_rate": record.rate,
         "node_id": record.node_id,
@@ -70,9 +70,9 @@ def decode_quota_record(data: bytes) -> QuotaRecord:
 
 def _record(document: dict[str, Any]) -> QuotaRecord:
     # The version comes first: what else a newer document holds is not known here.
-    if document["version"] != VERSION:
+    if document["version"] != QUOTA_VERSION:
         raise CorruptDataError(
-            f"record of client quotas has version {document['version']}; this release reads {VERSION}",
+            f"record of client quotas has version {document['version']}; this release reads {QUOTA_VERSION}",
             hint="Upgrade tieringd on this host",
         )
     return QuotaRecord(

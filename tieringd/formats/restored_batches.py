@@ -14,7 +14,7 @@ A cluster that gives out a billion ids a second needs two years for 2**56 of the
 also where a restored log went on, was archived again and is restored once more. The ids stay positive: to
 Kafka and its clients a batch with a negative id has no producer, and belongs to no transaction.
 
-A batch's checksum covers the id, and is computed anew. `formats.leader_epochs` says why the leader epoch
+A batch's checksum covers the id, and is computed anew. `put_first_epoch` says why the leader epoch
 changes. All else stays as it is, and so do the sizes.
 """
 

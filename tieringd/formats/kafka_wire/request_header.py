@@ -43,7 +43,7 @@ KNOWN_VERSIONS: Final[dict[int, range]] = {
     Api.DESCRIBE_LOG_DIRS: range(1, 6),
 }
 """
-The versions that are understood. Newer ones are kept from clients (`api_versions.cap_versions`);
+The versions that are understood. Newer ones are kept from clients (`cap_versions`);
 older ones, of clients from before 2017, pass without being looked at.
 """
 
