@@ -12,22 +12,26 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tieringd.formats.disk_state import PublishedDiskState, encode_disk_state
-from tieringd.formats.erasure_record import (
+from tieringd.formats.disk_state import (
+    PublishedDiskState,
+    QuotaPhase,
+    QuotaRecord,
+    encode_disk_state,
+    encode_quota_record,
+)
+from tieringd.formats.history_link import HistoryLink, encode_history_link
+from tieringd.formats.job_records import (
     ErasedPartition,
     ErasureOutcome,
     ErasureRequest,
     PartitionGoneOver,
     encode_erasure_outcome,
     encode_erasure_request,
+    encode_rewriting,
 )
-from tieringd.formats.history_link import HistoryLink, encode_history_link
-from tieringd.formats.manifest_codec import encode_manifest
+from tieringd.formats.manifest_codec import encode_manifest, encode_spillover
 from tieringd.formats.object_keys import TopicKey
-from tieringd.formats.quota_record import QuotaPhase, QuotaRecord, encode_quota_record
-from tieringd.formats.rewriting_record import encode_rewriting
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.formats.spillover_codec import encode_spillover
 from tieringd.formats.topic_manifest import (
     Archiving,
     OriginalRetention,

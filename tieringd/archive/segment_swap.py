@@ -33,9 +33,9 @@ from crc32c import crc32c
 
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.errors import CorruptDataError, StorageUnavailable
+from tieringd.formats.job_records import decode_rewriting, encode_rewriting
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import data_key, index_key, rewriting_key
-from tieringd.formats.rewriting_record import decode_rewriting, encode_rewriting
 from tieringd.model.rewriting import Rewriting, RewritingKind
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.record_removal import why_winners_may_be_gone

@@ -31,7 +31,7 @@ from tieringd.archiving.upload_gate import NO_URGENCY, Urgency
 from tieringd.broker.segment_file import position_of
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
-from tieringd.formats.missing_indexes import whole_indexes
+from tieringd.formats.index_files import whole_indexes
 from tieringd.formats.object_keys import data_key, history_link_key, index_key, topic_key
 from tieringd.model.manifest import SEGMENTS_REMEMBERED
 from tieringd.model.rewriting import Rewriting, RewritingKind

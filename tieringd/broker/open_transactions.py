@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tieringd.broker.segment_file import position_of
-from tieringd.formats.header_walk import HeaderWalk
+from tieringd.formats.segment_scan import HeaderWalk
 from tieringd.formats.transactions import TransactionTracker
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from tieringd.errors import ObjectNotFound, TieringError
-from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed
-from tieringd.formats.kafka_wire.fetch_request import asked_of, session_of
+from tieringd.formats.kafka_wire.fetch import Replacement, asked_of, composed, session_of
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.gateway.archive_answers import TRY_AGAIN
 from tieringd.policies.reading import part_holding
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
 
     from tieringd.endpoint.served import ServedPartitions, ServedTopics
     from tieringd.endpoint.settings import EndpointSettings
-    from tieringd.formats.kafka_wire.fetch_answer import RebuiltResponse
-    from tieringd.formats.kafka_wire.fetch_request import AskedFetch, AskedPartition
+    from tieringd.formats.kafka_wire.fetch import AskedFetch, AskedPartition, RebuiltResponse
     from tieringd.formats.kafka_wire.request_header import RequestHead
     from tieringd.gateway.archive_answers import PartitionKey
     from tieringd.gateway.wire import ByteBudget

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.fetch_request import AskedFetch, asked_of, with_offsets
+from tieringd.formats.kafka_wire.fetch import AskedFetch, asked_of, with_offsets
 from tieringd.formats.kafka_wire.request_header import Api
 from tieringd.gateway.answers import fetched_ahead
 

@@ -17,8 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_protocol import CLIENT_ID
 from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed, rebuilt
-from tieringd.formats.kafka_wire.fetch_request import asked_of
+from tieringd.formats.kafka_wire.fetch import Replacement, asked_of, composed, rebuilt
 from tieringd.formats.kafka_wire.messages import (
     decode_request,
     decode_response,
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection, Iterator, Mapping
     from uuid import UUID
 
-    from tieringd.formats.kafka_wire.fetch_request import AskedFetch
+    from tieringd.formats.kafka_wire.fetch import AskedFetch
     from tieringd.formats.kafka_wire.request_header import RequestHead
     from tieringd.gateway.archive_answers import (
         ArchiveAnswers,

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from tieringd.formats.kafka_wire.fetch_answer import readdressed
+from tieringd.formats.kafka_wire.fetch import readdressed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

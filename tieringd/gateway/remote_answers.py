@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
-from tieringd.formats.kafka_wire.fetch_answer import Replacement
+from tieringd.formats.kafka_wire.fetch import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice as WireSlice
 from tieringd.gateway.archive_answers import (
     EARLIEST,

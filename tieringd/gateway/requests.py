@@ -18,11 +18,11 @@ from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
 from tieringd.errors import BrokerUnavailable, ProtocolViolation
-from tieringd.formats.kafka_wire import api_versions
+from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.cursor import IncompleteMessage
-from tieringd.formats.kafka_wire.fetch_request import limit_bytes, remove_session
+from tieringd.formats.kafka_wire.fetch import limit_bytes, remove_session
 from tieringd.formats.kafka_wire.messages import encode_response, response_module
-from tieringd.formats.kafka_wire.produce_walk import ProduceRequestWalk, acks_of
+from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, Api, RequestHead
 from tieringd.gateway.frames import Frames
 from tieringd.gateway.pending import PendingRequest, PendingRequests
@@ -171,7 +171,7 @@ class RequestFrames(Frames):
     def _begin_api_versions(self, head: RequestHead, view: memoryview) -> int:
         if head.is_known:
             return self._begin_passing(head, view, PendingRequest(head, b""))
-        answer = api_versions.unsupported(head.correlation_id)
+        answer = request_header.unsupported(head.correlation_id)
         self._pending.push(PendingRequest(head, own_answer=answer))
         self._dropping = SIZE_BYTES + head.size
         return self._drop(view)

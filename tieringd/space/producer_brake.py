@@ -19,8 +19,8 @@ import structlog
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.disk_state import QuotaPhase, QuotaRecord, decode_quota_record, encode_quota_record
 from tieringd.formats.object_keys import client_quotas_key
-from tieringd.formats.quota_record import QuotaPhase, QuotaRecord, decode_quota_record, encode_quota_record
 from tieringd.model.client_quota import PRODUCER_BYTE_RATE
 from tieringd.policies.disk_alert import plan_additions, plan_lowering, still_to_lower, still_to_restore
 from tieringd.storage.base import IfAbsent, IfVersion

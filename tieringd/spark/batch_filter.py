@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieringd.formats.batch_filter import narrowed_batch
+from tieringd.formats.records import narrowed_batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,8 +18,8 @@ from tieringd.archive.retired_objects import delete_retired, unnamed
 from tieringd.archive.scrub.orphan_search import Owners
 from tieringd.archive.segment_swap import SegmentSwap, Successor
 from tieringd.errors import FencedError, StorageUnavailable
+from tieringd.formats.job_records import decode_rewriting
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix
-from tieringd.formats.rewriting_record import decode_rewriting
 from tieringd.model.manifest import CLOSED_EPOCH
 from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable

@@ -16,8 +16,8 @@ from tests.unit.formats.damage import NOT_JSON_OBJECTS, changed_heads, flipped, 
 from tests.unit.model.values import remote
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
+from tieringd.formats.manifest_codec import SPILLOVER_MAGIC, decode_spillover, encode_spillover
 from tieringd.formats.object_keys import manifest_key, parse_spillover_key, spillover_key, spillover_prefix
-from tieringd.formats.spillover_codec import SPILLOVER_MAGIC, decode_spillover, encode_spillover
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import SpilloverName

@@ -27,8 +27,7 @@ from tests.support.archive_endpoints import until
 from tests.support.kafka_messages import fetch_request, read_request, read_response, request_frame
 from tests.support.raw_kafka import connected
 from tieringd.errors import StorageUnavailable
-from tieringd.formats.kafka_wire.fetch_request import asked_of
-from tieringd.formats.kafka_wire.fetch_walk import FetchResponseWalk
+from tieringd.formats.kafka_wire.fetch import FetchResponseWalk, asked_of
 from tieringd.formats.kafka_wire.request_header import Api, RequestHead
 from tieringd.gateway import ahead as ahead_module
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead

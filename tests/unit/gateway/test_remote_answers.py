@@ -19,7 +19,7 @@ from tests.fakes.log_writer import CLUSTER, TOPIC_ID, LogWriter
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
-from tieringd.formats.kafka_wire.fetch_request import AskedPartition
+from tieringd.formats.kafka_wire.fetch import AskedPartition
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.record_batch import parse_header

@@ -24,7 +24,7 @@ from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
 from tieringd.endpoint.api import Answer
 from tieringd.endpoint.connection import EndpointConnection
-from tieringd.formats.kafka_wire.fetch_answer import Replacement
+from tieringd.formats.kafka_wire.fetch import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.gateway.archive_answers import ArchivedFetch
 from tieringd.gateway.opening import GatewaySettings

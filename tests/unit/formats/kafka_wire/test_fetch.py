@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.kafka_messages import FETCH_VERSIONS, fetch_request, read_request, request_frame
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.fetch_request import (
+from tieringd.formats.kafka_wire.fetch import (
     AskedPartition,
     asked_of,
     limit_bytes,

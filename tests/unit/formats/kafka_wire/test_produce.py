@@ -19,7 +19,7 @@ from tests.support.kafka_messages import (
 )
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import IncompleteMessage
-from tieringd.formats.kafka_wire.produce_walk import MAX_PARTITIONS, ProduceRequestWalk, acks_of
+from tieringd.formats.kafka_wire.produce import MAX_PARTITIONS, ProduceRequestWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import RequestHead
 
 NAMES = ("t", "a.b_c-1", "x" * 249)
