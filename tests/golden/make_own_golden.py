@@ -39,19 +39,20 @@ from tieringd.formats.topic_manifest import (
     TopicManifest,
     encode_topic_manifest,
 )
-from tieringd.model.client_quota import EVERY_PRODUCER, QuotaChange, quota_entity
-from tieringd.model.disk_state import DiskState
+from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange, quota_entity
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.segment import (
     AbortedTransaction,
     BrokerIndexes,
     CrossingTransaction,
     IndexEntry,
     RemoteSegment,
+    Rewriting,
+    RewritingKind,
+    SegmentIdentity,
     SegmentIndex,
 )
 from tieringd.model.segment_table import SegmentTable

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.support.kafka import KafkaCluster
-    from tieringd.model.log_dirs import LogDirSizes
+    from tieringd.model.local_log import LogDirSizes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOPIC = "log.dirs-of_all"

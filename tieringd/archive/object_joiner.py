@@ -26,8 +26,7 @@ from tieringd.errors import ChecksumRejected, LocalFileError
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.model.rewriting import Rewriting, RewritingKind
-from tieringd.model.segment import rewriter_of
+from tieringd.model.segment import Rewriting, RewritingKind, rewriter_of
 from tieringd.policies.segment_merge import merged_segment
 from tieringd.storage.base import FileSlice, JoiningStore, JoinSource
 from tieringd.storage.blocking import in_thread, in_thread_or

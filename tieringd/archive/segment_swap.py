@@ -36,7 +36,7 @@ from tieringd.errors import CorruptDataError, StorageUnavailable
 from tieringd.formats.job_records import decode_rewriting, encode_rewriting
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import data_key, index_key, rewriting_key
-from tieringd.model.rewriting import Rewriting, RewritingKind
+from tieringd.model.segment import Rewriting, RewritingKind
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.record_removal import why_winners_may_be_gone
 from tieringd.policies.spillover import plan_spillover

@@ -30,8 +30,8 @@ import structlog
 
 from tieringd.archive.retired_objects import unnamed
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageError, StorageUnavailable
-from tieringd.model.redating import with_marks_redated, with_upload_times
-from tieringd.model.rewriting import SegmentIdentity
+from tieringd.model.corrections import with_marks_redated, with_upload_times
+from tieringd.model.segment import SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_deleted, spillover_expired
 from tieringd.policies.local_retention import plan_trim, trim_due_ms

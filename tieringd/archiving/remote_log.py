@@ -34,8 +34,7 @@ from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.index_files import whole_indexes
 from tieringd.formats.object_keys import data_key, history_link_key, index_key, topic_key
 from tieringd.model.manifest import SEGMENTS_REMEMBERED
-from tieringd.model.rewriting import Rewriting, RewritingKind
-from tieringd.model.segment import rewriter_of
+from tieringd.model.segment import Rewriting, RewritingKind, rewriter_of
 from tieringd.policies.epoch_history import epoch_at, with_records, without_from
 from tieringd.storage.blocking import in_thread, in_thread_or
 

@@ -37,14 +37,14 @@ from tieringd.errors import (
 )
 from tieringd.formats.log_names import DirectoryKind, parse_directory_name
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
+from tieringd.model.local_log import NO_BROKER, LogDirSizes, ReplicaSize
 from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from tieringd.errors import TieringError
-    from tieringd.model.client_quota import QuotaEntity
+    from tieringd.model.disk_state import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.partition import Leadership, TopicPartition
     from tieringd.model.segment import EpochStart, LocalSegment

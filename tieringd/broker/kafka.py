@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from kio.schema.list_offsets.v9 import ListOffsetsResponse
     from kio.schema.metadata.v13 import MetadataResponse
 
-    from tieringd.model.client_quota import QuotaEntity
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.log_dirs import LogDirSizes
+    from tieringd.model.disk_state import QuotaEntity
+    from tieringd.model.local_log import LocalLog, LocalPartition, LogDirSizes
     from tieringd.model.partition import Leadership
 
 __all__ = ["KafkaBroker", "KafkaSettings"]

@@ -14,7 +14,7 @@ from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_protocol import Api, KafkaRequest
 from tieringd.errors import BrokerDenied, BrokerUnavailable
-from tieringd.model.log_dirs import LogDirSizes, ReplicaSize
+from tieringd.model.local_log import LogDirSizes, ReplicaSize
 from tieringd.model.partition import TopicPartition
 
 if TYPE_CHECKING:

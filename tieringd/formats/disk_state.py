@@ -18,8 +18,7 @@ from enum import StrEnum
 from typing import Any
 
 from tieringd.errors import CorruptDataError
-from tieringd.model.client_quota import QuotaChange, QuotaEntity
-from tieringd.model.disk_state import DiskState
+from tieringd.model.disk_state import DiskState, QuotaChange, QuotaEntity
 
 QUOTA_VERSION = 1
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

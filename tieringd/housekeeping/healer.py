@@ -34,7 +34,7 @@ from tieringd.broker.segment_file import position_of
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.model.reindexing import reindexed
+from tieringd.model.corrections import reindexed
 from tieringd.model.segment import NO_CRC, SegmentSlice
 from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS
 from tieringd.storage.base import FileSlice, JoinSource

@@ -26,13 +26,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from tieringd.model.client_quota import EVERY_PRODUCER, QuotaChange
-from tieringd.model.disk_state import DiskState
+from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tieringd.model.client_quota import QuotaEntity
+    from tieringd.model.disk_state import QuotaEntity
 
 
 _MARGINS_IN_THRESHOLD = 10

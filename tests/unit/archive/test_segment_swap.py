@@ -21,7 +21,7 @@ from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.formats.job_records import decode_rewriting
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix
 from tieringd.model.manifest import CLOSED_EPOCH
-from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired
 from tieringd.policies.segment_merge import plan_merges

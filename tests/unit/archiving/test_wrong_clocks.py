@@ -18,7 +18,7 @@ from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.housekeeping.scrub import WholeScrub
 from tieringd.metrics import Metrics
-from tieringd.model.redating import with_upload_times
+from tieringd.model.corrections import with_upload_times
 from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.retention_time import NOTHING_IS_OLD_MS
 from tieringd.policies.total_retention import RetentionPace, TotalRetention

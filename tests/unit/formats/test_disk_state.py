@@ -21,8 +21,7 @@ from tieringd.formats.disk_state import (
     encode_disk_state,
     encode_quota_record,
 )
-from tieringd.model.client_quota import QuotaChange, QuotaEntity
-from tieringd.model.disk_state import DiskState
+from tieringd.model.disk_state import DiskState, QuotaChange, QuotaEntity
 
 FORMATS = {
     "disk-state.v1.json": (decode_disk_state, DISK_STATE, "disk state"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.golden.make_own_golden import OWN, PARTITION, REWRITING
 from tieringd.errors import CorruptDataError
 from tieringd.formats.job_records import decode_rewriting, encode_rewriting
-from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 
 GOLDEN = OWN / "rewriting.v1.json"
 

@@ -22,7 +22,7 @@ from tieringd.formats.object_keys import history_link_key, rewriting_prefix, top
 from tieringd.formats.record_batch import NewRecord, encode_batch, parse_header
 from tieringd.formats.records import iter_records
 from tieringd.model.manifest_parts import Unsettled
-from tieringd.model.rewriting import RewritingKind
+from tieringd.model.segment import RewritingKind
 from tieringd.storage.memory import MemoryStore
 
 

@@ -30,7 +30,7 @@ from tieringd.formats.object_keys import (
     topic_key,
 )
 from tieringd.model.manifest import CLOSED_EPOCH
-from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import moved_away
 from tieringd.recovery.archive_mover import ArchiveMover, Site

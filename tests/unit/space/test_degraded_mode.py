@@ -16,8 +16,7 @@ from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import UnreliableWire
 from tieringd.errors import BrokerDenied, BrokerUnavailable, PreconditionFailed, StorageUnavailable
 from tieringd.metrics import Metrics
-from tieringd.model.client_quota import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
-from tieringd.model.disk_state import DiskState
+from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, DiskState, quota_entity
 from tieringd.space.degraded_mode import (
     INTERVAL_SECONDS,
     STALE_SECONDS,

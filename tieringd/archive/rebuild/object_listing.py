@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from tieringd.archive.segment_swap import load_rewriting
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import manifest_key, owner_of, parse_data_key, parse_rewriting_key
-from tieringd.model.rewriting import SegmentIdentity
+from tieringd.model.segment import SegmentIdentity
 from tieringd.policies.standing_rewritings import RecordedRewriting
 from tieringd.storage.at_once import at_once
 
