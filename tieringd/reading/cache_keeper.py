@@ -39,8 +39,7 @@ from tieringd.storage.blocking import in_thread, in_thread_or
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from tieringd.cache.directory import CacheDirectory, OpenFile
-    from tieringd.cache.part_file import PartFile
+    from tieringd.cache.directory import CacheDirectory, OpenFile, PartFile
     from tieringd.metrics import CacheMetrics
     from tieringd.policies.cache_trim import CachedFile, CacheUse, ChunkEvictionLimits, TrimLimits, TrimPlan
 

@@ -29,8 +29,7 @@ from tieringd.storage.blocking import in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from tieringd.cache.directory import OpenFile
-    from tieringd.cache.part_file import PartFile
+    from tieringd.cache.directory import OpenFile, PartFile
     from tieringd.metrics import CacheMetrics
     from tieringd.policies.reading import Chunk
     from tieringd.reading.cache_keeper import CacheKeeper

@@ -29,8 +29,7 @@ from tieringd.model.segment import BrokerIndexes
 from tieringd.storage.blocking import in_thread
 
 if TYPE_CHECKING:
-    from tieringd.cache.directory import CacheDirectory
-    from tieringd.cache.part_file import PartFile
+    from tieringd.cache.directory import CacheDirectory, PartFile
     from tieringd.metrics import CacheMetrics
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
