@@ -40,8 +40,8 @@ from tieringd.model.segment import IndexEntry, RemoteSegment, SegmentIndex
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.storage.base import JoiningStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
-from tieringd.storage.s3.settings import S3Settings
 from tieringd.storage.s3.store import S3Store
+from tieringd.storage.settings import S3Settings
 
 if TYPE_CHECKING:
     from tieringd.storage.base import ObjectStore

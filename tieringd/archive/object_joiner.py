@@ -29,7 +29,7 @@ from tieringd.formats.sidecar import encode_sidecar
 from tieringd.model.segment import Rewriting, RewritingKind, rewriter_of
 from tieringd.policies.segment_merge import merged_segment
 from tieringd.storage.base import FileSlice, JoiningStore, JoinSource
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -28,7 +28,7 @@ from tieringd.formats.sidecar import encode_sidecar
 from tieringd.model.segment import BrokerIndexes, SegmentIndex
 from tieringd.policies.rewriting import rewritten_segment
 from tieringd.storage.base import FileSlice
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from pathlib import Path

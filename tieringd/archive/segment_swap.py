@@ -40,7 +40,7 @@ from tieringd.model.segment import Rewriting, RewritingKind
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.record_removal import why_winners_may_be_gone
 from tieringd.policies.spillover import plan_spillover
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

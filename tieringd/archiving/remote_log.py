@@ -36,7 +36,7 @@ from tieringd.formats.object_keys import data_key, history_link_key, index_key, 
 from tieringd.model.manifest import SEGMENTS_REMEMBERED
 from tieringd.model.segment import Rewriting, RewritingKind, rewriter_of
 from tieringd.policies.epoch_history import epoch_at, with_records, without_from
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence

@@ -40,7 +40,7 @@ from tieringd.formats.object_keys import (
 )
 from tieringd.policies.scrub import StoredObject, is_named
 from tieringd.storage.base import JoinSource
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence

@@ -38,7 +38,7 @@ from tieringd.model.corrections import reindexed
 from tieringd.model.segment import NO_CRC, SegmentSlice
 from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS
 from tieringd.storage.base import FileSlice, JoinSource
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

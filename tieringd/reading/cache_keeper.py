@@ -34,7 +34,7 @@ from tieringd.policies.cache_trim import (
     plan_releases,
     trim_demand,
 )
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

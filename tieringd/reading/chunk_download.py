@@ -24,7 +24,7 @@ import structlog
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import check_batches, check_batches_in
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

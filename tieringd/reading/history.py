@@ -40,7 +40,7 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.reading import history_part
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
-from tieringd.storage.creating import create
+from tieringd.storage.checked_puts import create
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -31,7 +31,7 @@ from tieringd.policies.reading import ReadSequences, plan_chunks
 from tieringd.reading.chunk_download import ChunkDownloader, DownloadLimits, check_file
 from tieringd.reading.index_cache import IndexCache
 from tieringd.storage.base import FileSlice
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -26,7 +26,7 @@ from tieringd.formats.cache_names import cached_name
 from tieringd.formats.object_keys import index_key
 from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.model.segment import BrokerIndexes
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from tieringd.cache.directory import CacheDirectory, PartFile

@@ -19,7 +19,7 @@ from tieringd.errors import ConfigError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.recovery.partition_mover import PartitionCopy, is_copy
-from tieringd.storage.creating import create
+from tieringd.storage.checked_puts import create
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

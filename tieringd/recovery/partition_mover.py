@@ -36,7 +36,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.recovery import fault_of_takeover
 from tieringd.storage.base import FileSlice
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -20,9 +20,7 @@ from crc32c import crc32c as crc32c_of
 
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed
-from tieringd.storage.base import FileSlice, IfVersion, Joined, ListPage, ObjectInfo
-from tieringd.storage.slices import truncated
-from tieringd.storage.store_times import StoreTimes
+from tieringd.storage.base import FileSlice, IfVersion, Joined, ListPage, ObjectInfo, StoreTimes, truncated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence

@@ -27,7 +27,7 @@ from tieringd.formats.sidecar import decode_sidecar_of, encode_sidecar
 from tieringd.formats.transactions import MarkerSearch
 from tieringd.model.segment import NO_CRC, SegmentIndex
 from tieringd.policies.scrub import Seen
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -50,7 +50,7 @@ from tieringd.policies.scrub import (
     twice_named_findings,
 )
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

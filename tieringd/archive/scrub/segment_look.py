@@ -24,7 +24,7 @@ from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.scrub import Seen, segment_findings
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from tieringd.archive.spillover_manifests import SpilloverManifests

@@ -17,7 +17,7 @@ from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.manifest_codec import decode_spillover
 from tieringd.formats.object_keys import spillover_key
 from tieringd.policies.scrub import FaultKind, Finding, spillover_tally_finding
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -26,7 +26,7 @@ from tieringd.formats.object_keys import (
 from tieringd.policies.scrub import FaultKind, Finding
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable

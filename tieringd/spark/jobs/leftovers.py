@@ -32,7 +32,7 @@ from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.jobs.topic_choice import matches
 from tieringd.spark.key_eraser import holds_any
 from tieringd.storage.at_once import at_once
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
