@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.ports import free_ports
-from tieringd.broker.kafka import KafkaBroker, KafkaSettings
-from tieringd.broker.kafka_log_dirs import log_dir_sizes
+from tieringd.broker.kafka import KafkaBroker, KafkaSettings, log_dir_sizes
 from tieringd.broker.kafka_protocol import KafkaConnections
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.broker.open_transactions import open_transactions_at
+from tieringd.broker.layout import open_transactions_at
 from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, why_too_early

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Final
 
 from tieringd.broker.log_dir import (
     EPOCH_CHECKPOINT,
+    SmallFiles,
+    is_settled,
     read_leader_epochs,
     read_local_log,
     read_topic_id,
     scan_log_dirs,
 )
 from tieringd.broker.segment_file import scan_transactions
-from tieringd.broker.small_files import SmallFiles, is_settled
 from tieringd.errors import (
     BrokerDenied,
     BrokerUnavailable,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tieringd.broker.filesystems import LocalFilesystems
+from tieringd.broker.disk_use import LocalFilesystems
 from tieringd.space.ballast import Ballast, BallastSettings
 from tieringd.space.degraded_mode import DegradedMode, DegradedParts, DegradedSettings, DiskStateBoard
 from tieringd.space.disk_monitor import DiskMonitor

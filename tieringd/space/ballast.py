@@ -22,7 +22,7 @@ from tieringd.space.disk_monitor import Rounds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tieringd.broker.filesystems import Filesystems
+    from tieringd.broker.disk_use import Filesystems
     from tieringd.metrics import Metrics
     from tieringd.policies.disk_alert import AlertSettings
 

@@ -21,7 +21,7 @@ from tieringd.policies.disk_alert import DiskReading, DiskVerdict, alert_line, j
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from tieringd.broker.filesystems import FilesystemReading, Filesystems
+    from tieringd.broker.disk_use import FilesystemReading, Filesystems
     from tieringd.errors import LocalFileError
     from tieringd.metrics import DiskGauges, Metrics
     from tieringd.policies.disk_alert import AlertSettings
