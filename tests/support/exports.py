@@ -23,7 +23,7 @@ from tieringd.model.segment import RemoteSegment
 from tieringd.spark.bucket import Bucket
 from tieringd.spark.jobs.export.parquet_target import ParquetTopic
 from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
-from tieringd.spark.jobs.export.rules import ExportRules
+from tieringd.spark.jobs.export.state import ExportRules
 from tieringd.spark.jobs.export.target_store import TargetStore
 from tieringd.storage.file import FileStore
 from tieringd.storage.file_root import make_marker

@@ -152,7 +152,7 @@ def export(
     )
     with optional_parts():
         from tieringd.spark.jobs.export import job  # noqa: PLC0415 - commands that need no Spark begin sooner
-        from tieringd.spark.jobs.export.rules import (  # noqa: PLC0415 - likewise
+        from tieringd.spark.jobs.export.state import (  # noqa: PLC0415 - likewise
             PORTION_BYTES,
             ROUND_BYTES,
             ExportRules,
