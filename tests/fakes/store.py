@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from tieringd.errors import StorageUnavailable
-from tieringd.storage.base import FileSlice, StoreTimes
+from tieringd.storage.base import FileSlice
+from tieringd.storage.store_times import StoreTimes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence

@@ -11,5 +11,6 @@ Read in this order:
 * `memory`; `file` with `file_root`, `file_tree` and `known_roots`.
 * `s3`, `gcs`, `azure`: the clouds, on `calls` (one request), `body` and `receive` (large bodies),
   `tls_transport` and `threads`.
-* `at_once`, `background`: several requests at once, and requests that can wait.
+* `store_times`: the clock in a store's answers. `at_once`, `background`: several requests at once, and
+  requests that can wait.
 """

@@ -39,9 +39,10 @@ from tieringd.errors import (
     StorageUnavailable,
     StoreFull,
 )
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, Joined, ListPage, ObjectInfo, StoreTimes
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, Joined, ListPage, ObjectInfo
 from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory, sync_directory
 from tieringd.storage.file_tree import WORK_DIRECTORY, copied, crc32c_of_file, name_of, walk
+from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from tieringd.cli.spark.options import (
 from tieringd.cli.spark.running import run_job
 from tieringd.cli.spark.session import optional_parts
 from tieringd.errors import ConfigError
-from tieringd.spark.jobs.erase import KeyEncoding, decoded_key, read_keys
+from tieringd.spark.jobs.erased_keys import KeyEncoding, decoded_key, read_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

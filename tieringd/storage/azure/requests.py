@@ -26,9 +26,9 @@ from azure.storage.blob.aio import ContainerClient
 from tieringd.errors import ConfigError, StorageUnavailable
 from tieringd.storage.azure.credentials import open_identity, shared_key_credential
 from tieringd.storage.azure.errors import from_answer, translated
-from tieringd.storage.base import StoreTimes
 from tieringd.storage.calls import send_once
 from tieringd.storage.receive import receive
+from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_transport import TlsConnector
 

@@ -29,7 +29,6 @@ from aiohttp.payload import Payload
 from gcloud.aio.storage import Storage
 
 from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound
-from tieringd.storage.base import StoreTimes
 from tieringd.storage.body import CHUNK_BYTES, FileBody
 from tieringd.storage.calls import Call, send_once
 from tieringd.storage.gcs.answers import Answer, bucket_not_found, from_answer, token_refused, translated
@@ -41,6 +40,7 @@ from tieringd.storage.gcs.credentials import (
     read_service_account,
 )
 from tieringd.storage.receive import receive
+from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_transport import TlsConnector
 

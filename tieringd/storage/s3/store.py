@@ -26,7 +26,7 @@ from crc32c import crc32c as crc32c_of
 
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound, StorageError, StorageUnavailable
-from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo, StoreTimes
+from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
 from tieringd.storage.receive import ranged, receive
@@ -35,6 +35,7 @@ from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired
 from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
 from tieringd.storage.s3.transport import client_config
+from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from tieringd.errors import ConfigError
-from tieringd.spark.jobs.erase import KeyEncoding, decoded_key, fingerprints, read_keys
+from tieringd.spark.jobs.erased_keys import KeyEncoding, decoded_key, fingerprints, read_keys
 
 
 @pytest.mark.parametrize(
