@@ -93,10 +93,12 @@ async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall
         if begun < size_bytes:
             protocol.pause_reading()  # And with it aiohttp's own clock for silence.
             try:
-                if isinstance(transport, TlsTransport):
-                    await _receive_encrypted(transport, view[begun:], executor, stall_seconds)
-                else:
-                    await _receive_plain(transport, view[begun:], executor, stall_seconds)
+                # `getvalue` copies while a view lives, and the thread forgets its own a moment too late.
+                with view[begun:] as rest:
+                    if isinstance(transport, TlsTransport):
+                        await _receive_encrypted(transport, rest, executor, stall_seconds)
+                    else:
+                        await _receive_plain(transport, rest, executor, stall_seconds)
             except BaseException:
                 transport.abort()
                 raise
