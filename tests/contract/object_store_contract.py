@@ -219,7 +219,7 @@ class ObjectStoreContract:
         assert await store.get_range("key", position=position, size_bytes=size) == data[position:][:size]
 
     async def test_range_is_in_memory_once(self, store, bucket: Bucket):
-        """The bytes of a chunk are received where they stay: no copy of them lies beside them, however short."""
+        """Bytes of a range are received where they stay: there is no second copy, not even for a moment."""
         data = content(16 * MIB)
         await asyncio.to_thread(bucket.write, "key", data)
         await store.get_range("key", position=0, size_bytes=MIB)

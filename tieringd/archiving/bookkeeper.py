@@ -158,11 +158,14 @@ class Bookkeeper:
             nonlocal is_changed
             is_changed = await self._refresh(world.cluster)
 
+        async def ensure() -> None:
+            nonlocal is_changed
+            is_changed |= await self._registry.ensure([one.partition for one in world.wanted])
+
         await self._try("topic manifests cannot be read", refresh())
         if self._registry.is_known:
-            wanted = [one.partition for one in world.wanted]
-            # First of all: whatever is archived can be found by it, from the bucket alone.
-            await self._try("topic manifests cannot be kept", self._registry.ensure(wanted))
+            # First of all: a restore finds what is archived by it, and nothing is trimmed before that.
+            await self._try("topic manifests cannot be kept", ensure())
             await self._try("topics first seen cannot be recorded", self._record_first_seen(world))
             await self._try("topics' remote.delete cannot be recorded", self._record_remote_delete(world))
             await self._try("retention cannot be managed", self._retention.step(world.managed))

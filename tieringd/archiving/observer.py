@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+_NOT_ON_RECORD = "its topic manifest is not in the bucket yet, and a restore finds topics by that"
+"""Why nothing of a topic is trimmed yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -404,7 +407,10 @@ class Observer:
         configs: dict[str, TopicConfig] = {}
         for name in names:
             recorded = self._registry.manifest(TopicKey(cluster, name, keys[name]))
-            configs[name] = self._config.topic(name, from_broker.get(name, {}), recorded)
+            config = self._config.topic(name, from_broker.get(name, {}), recorded)
+            if recorded is None and not config.never_trimmed_because:
+                config = replace(config, never_trimmed_because=_NOT_ON_RECORD)
+            configs[name] = config
         # One that is as it was stays the same object: it is compared for each of its partitions.
         before, self._topics = self._topics, {}
         for name, new in configs.items():
