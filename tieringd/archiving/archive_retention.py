@@ -6,9 +6,11 @@ commit takes them out of the manifest, and from then on they do not exist for re
 deleted after a delay, for readers that began before. Each step is a commit under the archiver's leader
 epoch; a crash between them leaves a manifest that lists what is still to be deleted.
 
-What compactions replaced is held for longer: until no election can cut off the records that it depends on.
+Segments that a compaction replaced are held for longer: until no election can cut off the winners of the
+records that it dropped.
 
-`policies.total_retention` and `policies.record_removal` decide what goes, and why the rest stays.
+`policies.total_retention` and `policies.record_removal` decide which segments expire, and why the rest
+stays.
 
 `UploadTimes` looks up when segments were uploaded, where a wrong clock may have noted the time. A segment
 whose records are newer than its upload is dated in the future, or was uploaded while a clock was wrong.
@@ -77,7 +79,7 @@ DELETED_AT_ONCE_MAX = 500
 
 
 LOOKS_TO_RELEASE = 2
-"""A broker that crashed may come back with a lower log start offset than it showed before."""
+"""Observations that must agree: a broker that crashed may come back with a lower log start offset."""
 
 
 class UploadTimes:

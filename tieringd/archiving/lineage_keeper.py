@@ -1,16 +1,17 @@
 """
 The lineage keeper: ensures that an archive's tail matches the leader's log before the archive grows.
 
-`policies.lineage` judges. This module reads the logs that the judgement needs, and cuts the manifest back.
-It uploads nothing and deletes no object: after a cut, no manifest names the objects that were cut off.
+`policies.lineage` judges. This module reads the logs that the judgement needs, and cuts the manifest
+back. It uploads nothing and deletes no object: after a cut, no manifest names the objects that were cut
+off.
 
-A cut may also remove winners of compactions: records that the compaction dropped are then again the latest
-of their keys. The same commit puts the held segments back. What is not held comes back from the leader's
-log: the cut goes back as far as such compactions reached (`policies.record_removal`).
+A cut may also remove winners of compactions: records that the compaction dropped are then again the
+latest of their keys. The same commit puts the held segments back. Records that are not held come back
+from the leader's log: the cut goes back as far as such compactions reached (`policies.record_removal`).
 
-`Spiller` keeps the live manifest near its target size. It stores the spilled parts first, and then commits
-the manifest without them. A crash in between leaves objects that no manifest names. `policies.spillover`
-decides what spills.
+`Spiller` keeps the live manifest near its target size. It stores the spilled parts first, and then
+commits the manifest without them. A crash in between leaves objects that no manifest names.
+`policies.spillover` decides what spills.
 """
 
 from __future__ import annotations

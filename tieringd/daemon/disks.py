@@ -139,7 +139,7 @@ def _degraded(
 
 
 def _degraded_settings(config: Config) -> DegradedSettings:
-    # Without a gateway, refusing writes is the same as throttling them.
+    # `refuse_writes` lowers quotas as well: without a gateway nothing refuses the writes.
     return DegradedSettings(
         holds_back=config.storage_degraded_action != "alert",
         rate=config.storage_degraded_producer_byte_rate,

@@ -1,12 +1,13 @@
 """
 Which part of a partition's archive is restored: all of it, or its newest part.
 
-Restored are whole segments, from the end backwards, without leaving one out. The newest segment is always
+Whole segments are restored, from the end backwards, without leaving one out. The newest segment is always
 restored: a partition without a record would begin its offsets anew.
 
-`target_fault` checks topics that are restored into a live cluster: settings that would lose their
-records. A broker deletes by the times of the records, and those are as old as the archive. A topic with
-the cluster's ordinary retention would lose its restored records within minutes.
+`Renaming` gives topics their names in a live target cluster. `target_fault` checks whether the settings
+of a topic there would lose restored records. A broker deletes by the times of the records, and those are
+as old as the archive. A topic with the cluster's ordinary retention would lose its restored records
+within minutes.
 
 `fault_of_takeover` tells whether the archive in a target continues the one in the source, or is another
 one with a part missing. A daemon that was restarted with the target's configuration before a move was
