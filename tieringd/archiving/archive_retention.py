@@ -9,8 +9,7 @@ epoch; a crash between them leaves a manifest that lists what is still to be del
 Segments that a compaction replaced are held for longer: until no election can cut off the winners of the
 records that it dropped.
 
-`policies.total_retention` and `policies.record_removal` decide which segments expire, and why the rest
-stays.
+`policies.total_retention` and `policies.record_removal` decide which segments expire, and why the rest stays.
 
 `UploadTimes` looks up when segments were uploaded, where a wrong clock may have noted the time. A segment
 whose records are newer than its upload is dated in the future, or was uploaded while a clock was wrong.
@@ -351,8 +350,7 @@ class ArchiveRetention:
     async def _look(self, stored: StoredManifest, seen: Observation) -> tuple[StoredManifest, int]:
         """Expire what this evaluation and an earlier one agree on; return how many segments that were."""
         now_ms, first = self._clock(), self._first
-        # One clock reading for the whole evaluation: a segment without proof does not become old on the
-        # way.
+        # One clock reading for the whole evaluation: a segment without proof does not become old on the way.
         ages_ms = self._clock.ages_ms(stored.existing.committed_at_ms)
         stored, oldest = await self._with_upload_times(stored, seen, ages_ms=ages_ms)
         manifest = stored.existing

@@ -129,8 +129,7 @@ class PartitionGauges:
         self._metrics = metrics
         self._held_at: tuple[int, int] | None = None
         """
-        The last stable offset that holds a closed segment back, and since when (milliseconds, steady
-        clock).
+        The last stable offset that holds a closed segment back, and since when (milliseconds, steady clock).
         """
 
     def publish(
@@ -212,8 +211,7 @@ class HoleWatch:
     def __init__(self) -> None:
         self._first_seen: dict[Hole, int] = {}
         """
-        The holes of the newest observation, each with the number of the first consecutive one that showed
-        it.
+        The holes of the newest observation, each with the number of the first consecutive one that showed it.
         """
         self._look = 0
 

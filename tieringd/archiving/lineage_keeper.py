@@ -2,8 +2,7 @@
 The lineage keeper: ensures that an archive's tail matches the leader's log before the archive grows.
 
 `policies.lineage` judges. This module reads the logs that the judgement needs, and cuts the manifest
-back. It uploads nothing and deletes no object: after a cut, no manifest names the objects that were cut
-off.
+back. It uploads nothing and deletes no object: after a cut, no manifest names the objects that were cut off.
 
 A cut may also remove winners of compactions: records that the compaction dropped are then again the
 latest of their keys. The same commit puts the held segments back. Records that are not held come back

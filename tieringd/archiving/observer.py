@@ -106,8 +106,7 @@ class World:
     cluster: str
     wanted: Mapping[Leadership, Observation]
     """
-    An observation for each partition to archive. The same mapping object while all observations are the
-    same.
+    An observation for each partition to archive. The same mapping object while all observations are the same.
     """
     followed: tuple[Followed, ...]
     """Partitions that another broker leads, or whose topic is paused or closed for archiving."""
@@ -421,8 +420,7 @@ class Observer:
         for name in names:
             recorded = self._registry.manifest(TopicKey(cluster, name, keys[name]))
             configs[name] = self._config.topic(name, from_broker.get(name, {}), recorded)
-        # An unchanged configuration stays the same object, because it is compared for each of its
-        # partitions.
+        # An unchanged configuration stays the same object, because it is compared for each of its partitions.
         before, self._topics = self._topics, {}
         for name, new in configs.items():
             known = before.get(name)

@@ -4,28 +4,18 @@ The reconciler: makes the running archivers match the partitions this broker lea
 Each round begins with one scan (`archiving.observer`) of all partitions together. Each archiver gets its
 part of it as an `Observation`; a directory event only brings the next round forward.
 
-An archiver whose last step left nothing to do rests (`archiving.resting`): no round steps it. These wake
-it:
+An archiver whose last step left nothing to do rests (`archiving.resting`): no round steps it. These wake it:
 
-| what happens                                    | what wakes the archiver
-|
+| what happens                                    | what wakes the archiver                                |
 |-------------------------------------------------|--------------------------------------------------------|
-| a file, an offset, a pin or a setting changed   | the round's observation is another object
-|
-| a directory watch reports a closed segment      | `look_again` hands it a new observation at once
-|
-| an upload, a hint or retention becomes due      | `Resting.due`: the last step returned that time
-|
-| a job may have edited the manifest              | the same: the archiver polls for edits now and then
-|
-| the upload limits changed                       | `set_config`; the next round steps every archiver
-|
-| a disk needs room                               | `request_space` steps it at once
-|
-| a change is offered for its manifest            | `offer` steps it at once
-|
-| this broker leads under another epoch           | a new archiver takes over, and begins awake
-|
+| a file, an offset, a pin or a setting changed   | the round's observation is another object              |
+| a directory watch reports a closed segment      | `look_again` hands it a new observation at once        |
+| an upload, a hint or retention becomes due      | `Resting.due`: the last step returned that time        |
+| a job may have edited the manifest              | the same: the archiver polls for edits now and then    |
+| the upload limits changed                       | `set_config`; the next round steps every archiver      |
+| a disk needs room                               | `request_space` steps it at once                       |
+| a change is offered for its manifest            | `offer` steps it at once                               |
+| this broker leads under another epoch           | a new archiver takes over, and begins awake            |
 
 An archiver does not rest after a step that failed, as while the store is away, nor while its partition is
 quarantined or an open transaction holds a segment back: each round steps it until that is over.
@@ -339,8 +329,7 @@ class Reconciler:
         started = clock()
         world = await self._observer.look()
         matched = self._matched
-        # Of ten thousand partitions nearly all are idle, and matching them all is a large part of a
-        # round.
+        # Of ten thousand partitions nearly all are idle, and matching them all is a large part of a round.
         if matched is None or matched.wanted is not world.wanted or matched.unclear != world.unclear:
             matched = self._match(world, tasks)
         self._forget_topics(world)

@@ -3,8 +3,7 @@ A follower's index of the remote log: which segments its leader has archived, wi
 
 It is brought up to date step by step, a few indexes at a time, and asks the store for one version when
 nothing has changed. It may be behind the bucket and is never ahead of it, so nothing is trimmed or
-deleted because of it. A segment that was merged, compacted away or expired leaves it as it left the
-manifest.
+deleted because of it. A segment that was merged, compacted away or expired leaves it as it left the manifest.
 """
 
 from __future__ import annotations

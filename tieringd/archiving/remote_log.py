@@ -249,8 +249,7 @@ class RemoteLog:
         """
         Compare a local segment's batches byte by byte with those that *pieces* hold of its offsets.
 
-        A piece that a job has rewritten is skipped: the job made it from the bytes that the log has
-        there.
+        A piece that a job has rewritten is skipped: the job made it from the bytes that the log has there.
 
         Returns a description of the first difference; empty when there is none.
 

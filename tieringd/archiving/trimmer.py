@@ -84,8 +84,7 @@ class HintPublisher:
         Evaluate the hint where that is due, and store it if it has changed.
 
         Returns the stored manifest and the manifest to trim by. They differ while a hint cannot be
-        stored: then the lower one of the stored and the new hint holds, because the other may be too
-        high.
+        stored: then the lower one of the stored and the new hint holds, because the other may be too high.
         """
         plan = self._plan(stored.existing, seen, self._memory)
         if plan.is_change:

@@ -1,5 +1,5 @@
 """
-The upload gate: lets uploads begin at the current pace, the most urgent one first.
+The upload gate: lets uploads begin at the current pace, in the policy's order.
 
 The gate only delays beginnings. An upload that is under way runs at its own speed, so that its speed can
 be measured, and a lower pace affects only uploads that have not begun. `policies.upload_control` decides
@@ -11,8 +11,7 @@ changes, and on one timer while all waiting uploads wait for a byte budget or a 
 It reports what holds uploads back, and for how long, with the constants of `policies.upload_control`.
 
 `UploadLine` holds the waiting uploads in the order of `policies.upload_control.upload_order`, without
-sorting them again for each upload. The line knows turns and danger. The gate knows slots and byte
-budgets.
+sorting them again for each upload. The line knows turns and danger. The gate knows slots and byte budgets.
 """
 
 from __future__ import annotations
@@ -585,8 +584,7 @@ class _ByteRate:
         """Count an upload that begins; return whether there is a rate that it counts for."""
         if self._rate is None:
             return False
-        # The whole size is charged at once: a segment larger than the budget passes, and the next one
-        # waits.
+        # The whole size is charged at once: a segment larger than the budget passes, and the next one waits.
         self.free_at = max(self.free_at, now - _BURST_SECONDS) + size_bytes / self._rate
         return True
 

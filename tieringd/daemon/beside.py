@@ -38,8 +38,7 @@ def layout_of(config: Config) -> Layout:
 
 def kafka_settings(config: Config, *, node_id: int | None = None) -> KafkaSettings:
     """Return how to reach the broker; *node_id* is the id that its files show."""
-    # The protocol's schema takes a fifth of a second to import, and a directory without a broker needs
-    # none.
+    # The protocol's schema takes a fifth of a second to import, and a directory without a broker needs none.
     from tieringd.broker.kafka_protocol import KafkaSettings  # noqa: PLC0415
 
     security = config.broker.security

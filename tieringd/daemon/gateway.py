@@ -1,8 +1,7 @@
 """
 The read gateway of a daemon: its cache, its reader and its listener, built and run together.
 
-`keeper_settings` and `hydration_limits` turn the configuration into the settings of the chunk cache's
-parts.
+`keeper_settings` and `hydration_limits` turn the configuration into the settings of the chunk cache's parts.
 """
 
 from __future__ import annotations

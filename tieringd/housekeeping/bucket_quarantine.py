@@ -16,8 +16,7 @@ is dropped where both are the same. A named object should never be in quarantine
 stays until the manifests of its partition can be read, and named objects are put back and never deleted.
 
 The report of what a scrub puts into quarantine is JSON in the bucket, for people. It is written before
-anything is moved. The objects in quarantine and their keys are the authority; nothing depends on a
-report.
+anything is moved. The objects in quarantine and their keys are the authority; nothing depends on a report.
 """
 
 from __future__ import annotations

@@ -118,8 +118,7 @@ def divide_disk(total_bytes: int, settings: AreaSettings, *, has_logs: bool, has
     """
     Divide a disk of *total_bytes* between the reserve and the directories on it.
 
-    A log without a target gets what the reserve and the cache leave, and a cache without a size gets
-    nothing.
+    A log without a target gets what the reserve and the cache leave, and a cache without a size gets nothing.
     """
     reserved_bytes = _share(total_bytes, settings.reservation_percent)
     usable_bytes = total_bytes - reserved_bytes

@@ -77,8 +77,7 @@ def why_not_durable(
     if covered_to < segment.next_offset:
         return f"offset {covered_to} of segment {segment.base_offset} is not in the archive"
     if any(piece.is_rewritten for piece in pieces) and not (log.epochs and manifest.epochs):
-        # No byte is compared with a rewritten piece, so only the lineage shows that it belongs to this
-        # log.
+        # No byte is compared with a rewritten piece, so only the lineage shows that it belongs to this log.
         return (
             f"a job has rewritten what the archive has of segment {segment.base_offset}, and there is no "
             "leader-epoch history to tell whether that was this log"

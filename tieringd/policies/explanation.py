@@ -5,8 +5,7 @@ It decides nothing. It asks the policies that do, those of uploads, of local and
 applies their answers to each segment. The reason for the first segment that stays holds for the later
 ones too: uploads, trims and deletions proceed from one end, so a segment also waits for those before it.
 
-This module does not know what the daemon did, or failed to do. The daemon's faults are on its status
-page.
+This module does not know what the daemon did, or failed to do. The daemon's faults are on its status page.
 """
 
 from __future__ import annotations

@@ -137,8 +137,7 @@ def durable_end(manifest: PartitionManifest | None, log: LocalLog) -> int | None
     Return the exclusive end of what the archive holds of *log*; None without a manifest.
 
     *manifest* may be an old copy. Offsets off the lineage of *log* do not count: another leader is about
-    to cut them off, or has done so already. The same holds for a transaction whose marker is off the
-    lineage.
+    to cut them off, or has done so already. The same holds for a transaction whose marker is off the lineage.
     """
     if manifest is None:
         return None

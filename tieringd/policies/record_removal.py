@@ -18,8 +18,7 @@ Without the winner the record would be the latest of its key again. So the rule 
 The rule does not cover erasure: an erased record has no winner, and must not come back. Segments that an
 erasure covers are no longer held (`PartitionManifest.released`).
 
-The manifest keeps what the rule needs: `Retired.winners_end` for held segments, and `unsettled` for the
-rest.
+The manifest keeps what the rule needs: `Retired.winners_end` for held segments, and `unsettled` for the rest.
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ def may_drop_tombstones(*, looked_from: int, readable_from: int | None) -> bool:
     """
     Say whether tombstones may be dropped after all records from *looked_from* on were read.
 
-    *readable_from* is the first offset that can be read; None where an older archive comes before this
-    one.
+    *readable_from* is the first offset that can be read; None where an older archive comes before this one.
     """
     return readable_from is not None and looked_from <= readable_from
 

@@ -88,8 +88,7 @@ def merged_segment(
     )
     counted_from_ms = max(retention_time_ms(one) for one in parts)
     if retention_time_ms(merged) < counted_from_ms:
-        # A part without timestamps counts from its upload, which the other parts' timestamps do not
-        # reflect.
+        # A part without timestamps counts from its upload, which the other parts' timestamps do not reflect.
         return replace(merged, broker_timestamp_ms=counted_from_ms)
     return merged
 

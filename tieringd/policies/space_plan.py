@@ -240,8 +240,7 @@ class _Head:
     """
     A partition's log while the phases go over it.
 
-    *first* counts the segments that are gone, and *end* how many may go at most: the closed and durable
-    ones.
+    *first* counts the segments that are gone, and *end* how many may go at most: the closed and durable ones.
     """
 
     __slots__ = ("end", "first", "partition")

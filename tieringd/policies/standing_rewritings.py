@@ -24,8 +24,7 @@ Rewritten objects that no valid record names were left behind by a job that died
 nothing else has their offsets.
 
 A rewriting that is invalid for the first or the last of these reasons may have taken place all the same:
-its segments were damaged or lost since. The removed records may be back then, so an operator must be
-told.
+its segments were damaged or lost since. The removed records may be back then, so an operator must be told.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ def standing_rewritings(
     Judge the *recorded* rewritings of one partition.
 
     *stored* maps each stored segment to the newest leader epoch known of it. *candidates* are the
-    segments that may be chosen. *epoch_starts* has the first offset of each leader epoch that they
-    contain.
+    segments that may be chosen. *epoch_starts* has the first offset of each leader epoch that they contain.
     """
     lines = _Lines(one.rewriting for one in recorded)
     units = _units(recorded, stored, epoch_starts)

@@ -155,8 +155,7 @@ def plan_total_retention(
     start on: the plan goes no further than these. *deleted_before* is the result of `users_start`.
 
     No segment that reaches past *up_to*, the result of an earlier evaluation, expires. For a topic whose
-    archive clients do not read, no segment expires that the broker still has: its own retention comes
-    first.
+    archive clients do not read, no segment expires that the broker still has: its own retention comes first.
     """
     table = manifest.segments if oldest is None else oldest
     refusal = _why_nothing_goes(limits)

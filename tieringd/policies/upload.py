@@ -48,8 +48,7 @@ def seconds_to_loss(
     Return the time left for the oldest segment that reaches past *next_offset*, in seconds.
 
     None as *retention_ms* or *retention_bytes* means no limit. Infinity when nothing waits, or nothing
-    limits; 0 when the broker may delete it at its next check. By size the active segment is never
-    deleted.
+    limits; 0 when the broker may delete it at its next check. By size the active segment is never deleted.
     """
     remaining_bytes = log.size_bytes
     for segment in log.segments:
@@ -200,8 +199,7 @@ def upload_due_ms(manifest: PartitionManifest, *, interval_ms: int | None, now_m
 
     Infinity without an interval. The interval counts from the upload of the newest segment in the
     manifest, so it survives restarts and changes of leadership. While nothing is stored it counts from
-    the manifest's beginning. A time in the future was noted by a wrong clock: then an upload is overdue
-    now.
+    the manifest's beginning. A time in the future was noted by a wrong clock: then an upload is overdue now.
     """
     if interval_ms is None:
         return math.inf

@@ -234,8 +234,7 @@ def update(
     Return the next state, and the shares that uploads have until the next update.
 
     Call it every `cloud_storage_upload_ctrl_update_interval_ms`. With the default properties shares are
-    twice the backlog per mille: the maximum from half the free space on, and the minimum up to a
-    twentieth.
+    twice the backlog per mille: the maximum from half the free space on, and the minimum up to a twentieth.
     """
     backlog = backlog_per_mille(backlog_bytes=backlog_bytes, free_bytes_at_start=free_bytes_at_start)
     error = 0.0 - backlog
