@@ -367,9 +367,9 @@ class Archiver:
 
     async def step(self, seen: Observation) -> StepResult:
         """
-        Upload one batch of eligible segments, commit them and the queued changes, then trim.
+        Upload and commit one batch of eligible segments, then trim, commit queued changes, and expire.
 
-        A trim takes only durable segments.
+        A trim takes only durable segments. Queued changes and expiry wait for a step without a failed upload.
 
         Raises:
             FencedError: Another writer owns the partition now.
