@@ -61,7 +61,7 @@ def _full_pace(config: Config) -> UploadPace:
 
 @asynccontextmanager
 async def opened_archive(config: Config, metrics: Metrics, *, writer_id: str = "0") -> AsyncIterator[Archive]:
-    """Open the bucket for the time of the context; *writer_id* matters only to those who write."""
+    """Open the bucket for the time of the context; *writer_id* matters only to writers."""
     clock = ArchiveClock(metrics=metrics)
     async with opened_store(config, metrics) as store:
         clock.listen_to(store.backend)

@@ -1,4 +1,4 @@
-"""What is beside the daemon, opened by its configuration: the broker, its files, its topics' tails."""
+"""The broker of this daemon and its files' layout, opened by the configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def opened_broker(config: Config) -> AsyncIterator[Broker]:
-    """Open the way to the broker beside us, or to the directory where there is none."""
+    """Open the connection to the local broker, or the directory that replaces one."""
     broker = await _broker(config)
     try:
         yield broker
@@ -30,14 +30,14 @@ async def opened_broker(config: Config) -> AsyncIterator[Broker]:
 
 
 def layout_of(config: Config) -> Layout:
-    """Return how the broker lays out its files."""
+    """Return the layout of the broker's files."""
     if config.broker.kind == "redpanda":
         return RedpandaLayout(str(config.state_directory / "spool"))
     return KafkaLayout()
 
 
 def kafka_settings(config: Config, *, node_id: int | None = None) -> KafkaSettings:
-    """Return how to reach the broker; *node_id* is what its files say of it."""
+    """Return how to reach the broker; *node_id* is the id that its files show."""
     # The protocol's schema takes a fifth of a second to import, and a directory without a broker needs none.
     from tieringd.broker.kafka_protocol import KafkaSettings  # noqa: PLC0415
 
@@ -58,10 +58,10 @@ def kafka_settings(config: Config, *, node_id: int | None = None) -> KafkaSettin
 
 
 def known_cluster_id(config: Config, scan: LogDirScan) -> str | None:
-    """Return the cluster's id as far as it is known without asking a broker; None where only that tells."""
+    """Return the cluster's id as far as it is known without a broker; None where only the broker knows it."""
     if config.broker.kind != "none":
         return scan.cluster_id
-    # Files that a broker left keep the cluster's own id, so that its archive goes on.
+    # A broker's leftover files keep the cluster's own id, so that its archive continues.
     is_named = "cluster_id" in config.model_fields_set
     return config.cluster_id if is_named else scan.cluster_id or config.cluster_id
 

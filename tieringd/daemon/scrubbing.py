@@ -38,7 +38,7 @@ def scrub_parts(
     offer: Callable[[TopicIdPartition, ManifestChange], Awaitable[None]] | None = None,
     on_segment: Callable[[ScrubStretch], None] = lambda _: None,
 ) -> ScrubParts:
-    """Return what scrubs the bucket; *local_log* gives what is on this host of a partition."""
+    """Return the parts that scrub the bucket; *local_log* returns a partition's log on this host."""
     store, manifests = archive.store, archive.manifests
     work_directory = config.state_directory
     if not work_directory.is_dir():
@@ -77,7 +77,7 @@ def scrub_job(
     offer: Callable[[TopicIdPartition, ManifestChange], Awaitable[None]] | None = None,
 ) -> ScrubJob:
     """
-    Return the housekeeping job that scrubs what this daemon leads.
+    Return the housekeeping job that scrubs the partitions that this daemon leads.
 
     *offer* hands a change to the archiver of a partition, and waits until it was committed or given up.
     """
@@ -102,7 +102,7 @@ def scrub_job(
 
 
 class LocalLogs:
-    """The logs in the configured directories, read when they are asked for. Blocks."""
+    """The logs in the configured directories, read on request. Blocks."""
 
     def __init__(self, config: Config, layout: Layout) -> None:
         self._directories = [str(path) for path in config.broker.log_dirs]
@@ -110,7 +110,7 @@ class LocalLogs:
         self._found: dict[TopicPartition, LocalPartition] | None = None
 
     def __call__(self, partition: TopicIdPartition) -> LocalLog | None:
-        """Return what is on this host of a partition; None where nothing is, or it cannot be read."""
+        """Return the log of a partition on this host; None where there is none, or it cannot be read."""
         if self._found is None:
             scan = self._layout.scan(self._directories)
             self._found = {one.topic_partition: one for one in scan.partitions}

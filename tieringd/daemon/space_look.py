@@ -1,8 +1,8 @@
 """
-One plan for the disks, made for a person who asks: nothing is trimmed, and no daemon need run.
+One plan for the disks, on an operator's request: nothing is trimmed, and no daemon needs to run.
 
-It is made by the same policies as the daemon's own, from what the disks, the broker and the
-bucket say now. Only the turn (which partition gives first) is the running daemon's secret.
+It is made by the same policies as the daemon's own, from the current state of the disks, the broker and
+the bucket. Only the cursor (which partition gives first) is known to the running daemon alone.
 """
 
 from __future__ import annotations
