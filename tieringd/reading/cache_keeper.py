@@ -406,7 +406,8 @@ class CacheKeeper:
     async def _trim(self, use: CacheUse) -> TrimPlan:
         demand = trim_demand(use, self.limits)
         if use.wanted_bytes and self._carry_over:
-            # The files that the last plan listed next are enough for one put, so no plan over all files is made.
+            # The files that the last plan listed next are enough for one put, so no plan over all files
+            # is made.
             least = replace(self.limits, low_watermark=1.0)
             candidates = self._accounts.unchanged(self._carry_over)
             self._carry_over = ()
