@@ -154,19 +154,19 @@ class NoArchive:
     """An archive without any data: every answer is the broker's."""
 
     def may_produce(self) -> bool:
-        """Let clients write."""
+        """Return True: clients may write."""
         return True
 
     def may_have(self, topic: str | UUID, partition: int) -> bool:  # noqa: ARG002  (the seam has them)
-        """Know no partition."""
+        """Return False: no partition has an archive."""
         return False
 
     def log_start(self, topic: str | UUID, partition: int, broker_offset: int) -> int:  # noqa: ARG002
-        """Return the broker's."""
+        """Return the broker's log start."""
         return broker_offset
 
     async def fetch(self, question: FetchQuestion) -> ArchivedFetch:  # noqa: ARG002
-        """Have no records."""
+        """Return no records."""
         return ArchivedFetch()
 
     async def list_offsets(
@@ -175,23 +175,23 @@ class NoArchive:
         *,
         read_committed: bool,  # noqa: ARG002
     ) -> Mapping[PartitionKey, ListedOffset | TieringError]:
-        """Have no offsets."""
+        """Return no offsets."""
         return {}
 
     async def offset_for_leader_epoch(
         self,
         asked: Mapping[PartitionKey, int],  # noqa: ARG002
     ) -> Mapping[PartitionKey, EpochEnd | TieringError]:
-        """Have no epochs."""
+        """Return no epochs."""
         return {}
 
     async def delete_records(
         self,
         before: Mapping[PartitionKey, int],  # noqa: ARG002
     ) -> Mapping[PartitionKey, int | TieringError]:
-        """Have nothing to hide."""
+        """Return nothing: there are no records to hide."""
         return {}
 
     async def describe_log_dirs(self) -> Sequence[RemoteLogDir]:
-        """Hold nothing."""
+        """Return no directory."""
         return ()
