@@ -223,7 +223,7 @@ def remove_leftovers(tree: Tree) -> int:
         return 0
     for name in names:
         if name.endswith(SUFFIX):
-            with suppress(OSError):  # In use, not ours to delete, or on a disk that is read-only.
+            with suppress(OSError):  # In use, not deletable by this user, or on a read-only disk.
                 fd = tree.open(f"{INCOMING}/{name}")
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -267,7 +267,7 @@ def _broker_settings(
     """
     Read the broker's topic configuration.
 
-    A bad value is ignored and reported: the broker's is not ours to refuse.
+    A bad value is ignored and reported. It is not fatal, because tieringd did not write it.
     """
     problems: list[str] = []
 

@@ -113,7 +113,7 @@ class ResponseFrames(Frames):
         Count *size* bytes, at most `passing_bytes`, that the kernel passed on.
 
         Raises:
-            ProtocolViolation: The response ends where it may not.
+            ProtocolViolation: The response ends too early.
         """
         if self._walk is None:
             self._passing -= size

@@ -53,7 +53,7 @@ class LogBounds:
 
     log_start_offset: int
     last_stable_offset: int
-    """Exclusive: transactions at or past this offset are undecided, so nothing from here on is uploaded."""
+    """Exclusive: records at or past this offset may still be undone, so none of them is uploaded."""
     log_end_offset: int
     """Exclusive. On a replicated log this is the high watermark."""
 
