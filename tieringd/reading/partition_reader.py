@@ -163,7 +163,6 @@ class HeldRead:
 
         Raises:
             LocalFileError: The cached file of an older archive cannot be read.
-            CorruptDataError: The batches of an older archive cannot be put under the first epoch.
         """
         held, self.held = self.held, None
         if held is None:

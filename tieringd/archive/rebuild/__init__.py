@@ -1,1 +1,1 @@
-"""Making manifests again from the objects that they named."""
+"""Rebuild manifests from the objects that they named."""

@@ -1,1 +1,1 @@
-"""Looking at a bucket for faults: segments, spilled parts, partitions, and objects that nobody names."""
+"""Scan a bucket for faults: in segments, spilled parts and partitions, and objects that no manifest names."""
