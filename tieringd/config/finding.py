@@ -1,4 +1,4 @@
-"""What a rule between properties found."""
+"""The result of a rule between properties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A broken rule: shown at the first of *places*, resting on all of them."""
+    """A broken rule. It is shown at the first of *places*, and depends on all of them."""
 
     places: tuple[Place, ...]
     message: str

@@ -1,11 +1,11 @@
 """
 The reference page of the configuration, made from the classes themselves.
 
-`docs/configuration.md` is what `render` returns; a test keeps the two the same.
+`docs/configuration.md` is the result of `render`; a test keeps the two equal.
 
-`json_schema` makes a JSON schema of the file, for editors that complete and check while one types. It says
-less than the classes: rules between properties, and what stands behind `${NAME}`, are known only to
-`tieringd config check`.
+`json_schema` makes a JSON schema of the file, for editors that complete and check while the user types.
+It checks less than the classes: only `tieringd config check` knows the rules between properties, and the
+values of `${NAME}`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ kept in one file.
 
 
 def json_schema() -> _Schema:
-    """Return the schema, in the draft of 2020-12."""
+    """Return the schema, in the draft 2020-12."""
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Configuration of tieringd",
@@ -162,7 +162,7 @@ def _value(one: Property) -> _Schema:
 
 
 def _forms(kind: Kind, words: tuple[str, ...]) -> list[_Schema]:
-    """Return the ways in which a value of *kind* may be written."""
+    """Return the forms in which a value of *kind* may be written."""
     match kind:
         case Number(low, high):
             form: _Schema = {"type": "integer", "minimum": low, "maximum": high}
@@ -202,7 +202,7 @@ def _amount(quantity: Quantity, low: int, high: int, special: tuple[int, ...]) -
 
 
 def _pattern(pattern: str) -> _Schema:
-    """Return a pattern of ours as JSON schema has it: that of JavaScript, and found anywhere in the text."""
+    """Return a Python pattern for JSON schema, whose patterns are JavaScript's and match anywhere."""
     if pattern == Text().pattern:
         return {"minLength": 1}
     inner = pattern.replace(r"\Z", "$")

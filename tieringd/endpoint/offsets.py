@@ -1,8 +1,8 @@
 """
-ListOffsets and OffsetForLeaderEpoch, from manifests and, for a time, from records.
+ListOffsets and OffsetForLeaderEpoch, from manifests and, for a timestamp, from records.
 
-Everything archived was below the last stable offset, so both isolation levels see the same end: the
-end of the archive. Nothing is local, so what is local would begin there.
+All archived records were below the last stable offset, so both isolation levels see the same end: the
+end of the archive. No record is local, so the earliest local offset is the end as well.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NOTHING: Final = ListedOffset(-1)
 
 
 class OffsetAnswers:
-    """Where archived logs begin and end, and where a time or a leader epoch does."""
+    """Where archived logs begin and end, and the offsets of timestamps and leader epochs."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class OffsetAnswers:
         return module.OffsetForLeaderEpochResponse(throttle_time=NO_DELAY, topics=tuple(topics))
 
     async def _look(self, asked: Iterable[tuple[str, int]]) -> float:
-        """Have all manifests read that are due, many at once; return when the answer has to be there."""
+        """Read all manifests that are due, concurrently. Return the time at which the response is due."""
         deadline = asyncio.get_running_loop().time() + self._settings.answer_timeout_seconds
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
