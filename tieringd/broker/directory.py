@@ -372,8 +372,7 @@ def _unlink_segment(segment: LocalSegment, directory: int) -> None:
     A scan identifies a segment by its `.log`. A crash in between leaves a whole segment without indexes,
     which the next trim unlinks again; the other order would leave side files that no scan finds. The
     directory is made durable after each segment, oldest first. Otherwise a power cut could bring an
-    earlier segment back while a later one stays gone, and the earlier segment would seem to cover the
-    hole.
+    earlier segment back while a later one stays gone, and the earlier segment would seem to cover the hole.
     """
     stem = segment.path.removesuffix(".log")
     for file_path in (*(f"{stem}{suffix}" for suffix in _SIDE_SUFFIXES), segment.path):

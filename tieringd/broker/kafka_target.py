@@ -189,8 +189,7 @@ class TargetCluster:
             try:
                 return await self._admin.list_consumer_group_offsets(group, partitions=list(asked))
             except _NOT_YET:
-                # The first request for a group in a new cluster makes it create the coordinator's own
-                # topic.
+                # The first request for a group in a new cluster makes it create the coordinator's own topic.
                 if number == _TRIES - 1:
                     raise
                 await asyncio.sleep(_BACKOFF_SECONDS)

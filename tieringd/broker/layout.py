@@ -225,8 +225,7 @@ class RedpandaLayout:
         See `Layout.broker_timestamp_ms`; also None if the index is missing, stale or damaged.
 
         The times of the records are used then, so no caller waits for a valid index. The reason is
-        logged once. Redpanda writes the index some time after it has closed the segment, so call this
-        late.
+        logged once. Redpanda writes the index some time after it has closed the segment, so call this late.
         """
         if segment.is_active:
             return None

@@ -136,7 +136,7 @@ class LogDirScan:
     left_alone: tuple[str, ...]
     """Directories that this daemon must not read as partitions: deleted, moving, stray, or not Kafka's."""
     problems: tuple[LocalFileError, ...]
-    """Errors of reads. A partition that is missing from the scan because of one must not count as gone."""
+    """Faults of the scan. A partition that is missing because of one must not count as gone."""
 
 
 def scan_log_dirs(

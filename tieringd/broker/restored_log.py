@@ -12,8 +12,8 @@ and for their producer ids, which are ids that no producer of the new cluster ha
 checked in their stored form.
 
 The restored replica itself has no state of the old producers. Every segment has its indexes, because
-Kafka would otherwise read all of it. An empty producer snapshot marks the end of the log. New records
-begin a segment of their own, the only one that is read after a crash.
+Kafka would otherwise read all of it. An empty producer snapshot is written for the end of the log. New
+records begin a segment of their own, the only one that is read after a crash.
 
 All functions block.
 """
@@ -358,8 +358,7 @@ class SegmentWriter:
         Give the file its name.
 
         Raises:
-            CorruptDataError: The size or the checksum of the written batches differs from the
-                manifest's.
+            CorruptDataError: The size or the checksum of the written batches differs from the manifest's.
         """
         with _translated(self._part):
             self._file.flush()

@@ -132,8 +132,7 @@ class Unpacker:
         """Return memory for at least *size_bytes*. The memory returned before may be reused or dropped."""
         _check_limit(size_bytes, limit_bytes)
         if len(self._scratch) < size_bytes:
-            # Frames may claim far more than they hold. A page of this memory costs nothing until it is
-            # used.
+            # Frames may claim far more than they hold. A page of this memory costs nothing until it is used.
             private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             self._scratch = memoryview(mmap.mmap(-1, 1 << (size_bytes - 1).bit_length(), flags=private))
         return self._scratch

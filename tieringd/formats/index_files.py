@@ -243,8 +243,7 @@ def _times(segment: RemoteSegment, index: SegmentIndex) -> Iterator[TimeEntry]:
     """
     Yield each new maximum time, with an offset from which all records of that time are found.
 
-    That is the offset of the entry before, because the first record of that time may lie between the
-    two.
+    That is the offset of the entry before, because the first record of that time may lie between the two.
     """
     entries = index.entries
     if not entries:

@@ -253,8 +253,7 @@ def owner_of(key: str) -> TopicIdPartition | None:
     """
     Return the partition whose data, index or manifest object has this key; None for any other key.
 
-    Intermediate objects of a join belong to the data object's partition, and rewriting records to
-    theirs.
+    Intermediate objects of a join belong to the data object's partition, and rewriting records to theirs.
 
     The key alone decides: the object may be damaged or unreferenced.
     """

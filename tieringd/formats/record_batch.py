@@ -171,8 +171,7 @@ def located_fault(
     header: BatchHeader, fault: str, *, position: int, source: str | None = None
 ) -> CorruptDataError:
     """Return *fault* as an error at *position*: an `OldMagicError` if the format is merely old."""
-    # A message of an old format has its size at the same position. Zeros are no message: the file is
-    # damaged.
+    # A message of an old format has its size at the same position. Zeros are no message: the file is damaged.
     if header.magic in (0, 1) and header.length > 0:
         return OldMagicError(
             f"message format v{header.magic} is not supported",

@@ -98,7 +98,6 @@ def topic_id_of(revision: int) -> str:
     Return *revision* in the form of a Kafka topic id.
 
     It distinguishes a topic that was created again from its earlier incarnation. It also changes when a
-    partition moves to another broker, so the topic ids of Redpanda's Kafka API are better where they
-    exist.
+    partition moves to another broker, so the topic ids of Redpanda's Kafka API are better where they exist.
     """
     return base64.urlsafe_b64encode(revision.to_bytes(_TOPIC_ID_BYTES, "big")).decode().rstrip("=")

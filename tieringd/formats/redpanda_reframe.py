@@ -283,8 +283,7 @@ class SegmentReframer:
         Return the result; *left* are the bytes that `feed` did not consume.
 
         Raises:
-            CorruptDataError: The segment is closed, and its last bytes are neither a whole batch nor
-                zeros.
+            CorruptDataError: The segment is closed, and its last bytes are neither a whole batch nor zeros.
         """
         if self._ended_by is None:
             self._ended_by = self._end_before(left)

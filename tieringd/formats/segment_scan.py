@@ -115,8 +115,7 @@ class SegmentScanner:
     *stop_offset* are left out.
 
     Index entries are an interval apart. The ascending *index_positions* are positions of additional
-    entries. With the positions of an existing index, a scan finds the same entries, or that index is
-    wrong.
+    entries. With the positions of an existing index, a scan finds the same entries, or that index is wrong.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ _FIELDS_SINCE: dict[int, dict[str, Any]] = {
 
 
 class Archiving(StrEnum):
-    """The operators' decision about a topic, which overrides the configuration."""
+    """The operators' decision about a topic, independent of the configuration."""
 
     ON = "on"
     PAUSED = "paused"

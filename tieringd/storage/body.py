@@ -161,8 +161,7 @@ class FileBody(Payload):
                 encrypt = partial(self._encrypt, may_be_answered=transport.is_reading())
                 rest, position = await self._in_thread(encrypt, connection, rest, position, tail)
             self._interrupt = None
-            # The peer answered before it had everything. If that ends the request, aiohttp cancels us
-            # here.
+            # The peer answered before it had everything. If that ends the request, aiohttp cancels us here.
             await asyncio.sleep(0)
         # As with `sendfile`, the loop itself writes the end.
         await self._send_chunks(writer, position)

@@ -1,8 +1,8 @@
 """
 One HTTP request to a store: what it is about, and which error a missing or partial response means.
 
-This module knows aiohttp and no cloud. Each cloud's errors module has a table of what its responses
-mean.
+This module knows aiohttp and no cloud. Each cloud has a table of what its responses
+mean, in its `errors` module (`answers` for `gcs`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TRUST_HINT = "check cloud_storage_trust_file"
 THROTTLING_STATUSES = frozenset({429, 503})
-""""Too many requests" and "too busy". Every store sends one of them when it gets too many requests."""
+"""A store that gets too many requests sends one of these: Too Many Requests, or Service Unavailable."""
 
 
 @dataclass(slots=True)

@@ -133,8 +133,7 @@ class CheckedPuts:
 
         Raises:
             ChecksumRejected: The bytes have another checksum, or the store kept other bytes each time.
-            StorageUnavailable: With `outcome_unknown` set when the object is stored and cannot be read
-                back.
+            StorageUnavailable: With `outcome_unknown` set when the object is stored and cannot be read back.
         """
         info = await self._store.put(key, body, crc32c=crc32c, condition=condition)
         size_bytes = body.size_bytes if isinstance(body, FileSlice) else len(body)
@@ -143,7 +142,7 @@ class CheckedPuts:
                 return replace(info, crc32c=crc32c)
             log.error("the object store has other bytes than it was sent", key=key, tries=tried)
             if tried < _TRIES:
-                # The version condition keeps this from replacing another writer's object.
+                # A conditional put replaces only the object that it has just stored.
                 again = None if condition is None else IfVersion(info.version)
                 info = await self._store.put(key, body, crc32c=crc32c, condition=again)
         raise ChecksumRejected(

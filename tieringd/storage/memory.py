@@ -72,8 +72,7 @@ class MemoryStore:
         """
         Make the next *times* calls of *operation* (the method's name) raise the error that *error* builds.
 
-        With *after_effect* the call takes effect before it raises, like a request whose response is
-        lost.
+        With *after_effect* the call takes effect before it raises, like a request whose response is lost.
         """
         fault = _Fault(error, after_effect)
         self._faults.setdefault(operation, deque()).extend([fault] * times)

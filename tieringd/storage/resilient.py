@@ -268,8 +268,7 @@ class ResilientStore:
         """
         now = asyncio.get_running_loop().time
         try:
-            # The timeout starts with the first slot: time spent waiting for a slot is not the store's
-            # fault.
+            # The timeout starts with the first slot: time spent waiting for a slot is not the store's fault.
             async with asyncio.timeout(None) as clock:
                 while True:
                     try:

@@ -3,8 +3,7 @@ TLS connections that can be lent to a thread.
 
 asyncio and uvloop encrypt into memory, copy the result into an object and give that to the socket, all
 on the loop's thread: for a large upload this is most of the cost. Here OpenSSL works on the socket
-itself. The loop drives such a connection like any other, and lends it to a thread while a large body
-passes.
+itself. The loop drives such a connection like any other, and lends it to a thread while a large body passes.
 
 One rule: OpenSSL's state belongs to one thread at a time. While a connection is lent, the loop neither
 reads nor writes nor closes it. To end a loan early, the socket below is shut down.

@@ -3,8 +3,7 @@ Fetch: requests made session-less in place, and responses in which the archive a
 
 A broker with a session sends only the changes since its last response, and the gateway changes
 responses. So consumers get no sessions: the fields that request one have a fixed place and are
-overwritten. A request is read in full only when its response needs it. Requests of replicas are left
-alone.
+overwritten. A request is read in full only when its response needs it. Requests of replicas are left alone.
 
 `FetchResponseWalk` walks over a response while it passes: partition headers are read, records are
 skipped. It decides nothing about their content. The caller can still overwrite an unwanted error code or
@@ -103,8 +102,7 @@ def remove_session(view: memoryview, head: RequestHead) -> bool:
     """
     Overwrite the session in *view*, a whole Fetch request with its size.
 
-    Returns False for the request of a replica: the request stays as it is, and its response must stay
-    too.
+    Returns False for the request of a replica: the request stays as it is, and its response must stay too.
 
     Raises:
         ProtocolViolation: It is no Fetch request of this version.

@@ -1,8 +1,8 @@
 """
 The head of a request: its API, version and correlation id.
 
-The first twelve bytes are the same in every version of the header, so a request can be passed on without
-further knowledge. Only the APIs that the gateway inspects are named here.
+The first eight bytes after the size field are the same in every version of the header, so a request can be
+passed on without further knowledge. Only the APIs that the gateway inspects are named here.
 
 `cap_versions` lowers the versions that the broker offers in an ApiVersions response to those that the
 gateway knows. The response is changed in place, so its other fields stay the same. Only APIs that the

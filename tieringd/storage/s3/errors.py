@@ -151,8 +151,7 @@ def require(call: Call, answer: dict[str, Any], name: str) -> Any:
     Return a field that every response of a store has.
 
     Raises:
-        StorageUnavailable: The field is missing: a proxy or another server responded in the store's
-            place.
+        StorageUnavailable: The field is missing: a proxy or another server responded in the store's place.
     """
     if name in answer:
         return answer[name]

@@ -138,12 +138,10 @@ class PartJoin:
         *attributes* tell how the object is kept.
 
         Returns:
-            The completing request's response, whether the object is proven, and the bytes this host
-                sent.
+            The completing request's response, whether the object is proven, and the bytes this host sent.
 
         Raises:
-            ChecksumRejected: A source, or the whole, has another size or checksum, or a source was
-                replaced.
+            ChecksumRejected: A source, or the whole, has another size or checksum, or a source was replaced.
         """
         found = await at_once(sources, lambda source: self._looked_at(call, source))
         versions = {source.key: info.version for source, info in zip(sources, found, strict=True)}
