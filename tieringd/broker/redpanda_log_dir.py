@@ -9,13 +9,14 @@ The result has the same model as that of `broker.log_dir`, with these difference
   names, from the first remaining segment on.
 - The directory does not name its owner: `cluster_id` and `node_id` are None.
 
-The delta of each segment's base comes from the first available of these:
+The delta of each segment's base comes from one of these sources:
 
 1. The log begins at raw offset 0, where the delta is 0.
 2. A known translation of any place in the log: one that was stored with the archive, or one that
    `find_translation` has found by comparing local batches with some that the broker served. If
    every base is known, no file is opened.
-3. The headers in between, which are walked once; the counts are kept until the file changes.
+3. The headers between a known base and this one. They are walked once, and their counts are kept until
+   the file changes.
 
 A log that was trimmed, or that was recovered from object storage, has only the second. Redpanda
 keeps the delta in its own key-value store and in raft snapshots; neither is read here.

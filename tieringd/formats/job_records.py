@@ -69,7 +69,7 @@ class PartitionGoneOver:
     partition: TopicIdPartition
     start_offset: int
     next_offset: int
-    """Exclusive. Later records came afterwards, and were not checked."""
+    """Exclusive. Records from this offset on came later, and were not checked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ _SINCE_RETENTION = 3
 _SINCE_SPILLOVER = 4
 """The version that brought `spillover` and `trimmed_offset`."""
 _SINCE_WINNERS = 5
-"""The version that brought `unsettled`, and the winners' end of what is retired."""
+"""The version that brought `unsettled`, and `winners_end` of each retired batch."""
 _NEW_IN_RETENTION: dict[str, Any] = {
     "allowed_local_start_offset": None,
     "expired_at_ms": None,

@@ -20,8 +20,8 @@ A `writer` is a process: sixteen hex digits or more for a daemon, the same after
 that removes records has them after `rewritten-`, and so has a writer that merges what such a job has stored.
 
 `index` is the CRC32C of the index sidecar, in eight hex digits. The sidecar depends on the data object
-as well, so a process stores the same bytes under a name each time: a late request overwrites nothing
-else. Objects from before partition manifests of version 3 have no such part in their keys.
+as well, so a process stores the same bytes under a name each time, and a late request changes nothing.
+Objects from before partition manifests of version 3 have no such part in their keys.
 
 A `part` is an intermediate object from which a data object is joined, where joining takes more than one
 step (`storage.gcs.store`). It belongs to the same partition, and no manifest ever references it.
