@@ -1,4 +1,4 @@
-"""Kafka's error codes in answers, as errors of ours: what may pass, and what only an operator can mend."""
+"""Kafka's error codes in responses, as errors of ours: temporary ones, and those that need an operator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OTHER_EPOCH: Final = frozenset({ErrorCode.fenced_leader_epoch, ErrorCode.unknow
 
 
 def refusal(subject: str, code: ErrorCode) -> TieringError:
-    """Return the error of ours for a code in an answer; *subject* is what was asked for."""
+    """Return our error for a code in a response; *subject* tells what was requested."""
     hint = DENIED_HINTS.get(code)
     if hint is not None:
         return BrokerDenied(f"the broker refuses {subject}: {code.name.upper()}", hint=hint)

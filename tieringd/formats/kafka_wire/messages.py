@@ -1,8 +1,8 @@
 """
 Small messages, decoded and encoded whole by kio.
 
-For requests and responses that have to be understood in full and that hold no records: of every
-API and version that kio has, whether a gateway looks at it or not.
+This is for requests and responses that must be read in full and that hold no records, of every API and
+version that kio has, also those that the gateway does not inspect.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def response_module(api_key: int, version: int) -> ModuleType:
 
 def decode_request(view: memoryview, head: RequestHead) -> Any:
     """
-    Return kio's message of a request of an API and version that kio has, whole and with its size.
+    Return kio's message of a request, whole and with its size, of an API and version that kio has.
 
     Raises:
         ProtocolViolation: kio cannot read it.
