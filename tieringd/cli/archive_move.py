@@ -233,7 +233,7 @@ async def _purge(
 
 
 def _tell(step: str, copied: PartitionCopy) -> None:
-    """Print on standard error what a step has copied. Steps that copied nothing are silent, but the switch."""
+    """Print on standard error what a step has copied. Only the switch is told if it copied nothing."""
     if copied.copied_objects or step == "switch":
         typer.echo(
             f"{step}: {copied.partition}: {copied.copied_objects} objects, "
