@@ -38,7 +38,7 @@ class S3Bucket:
         self._client.create_bucket(Bucket=self._bucket)
 
     def read(self, key: str) -> bytes | None:
-        """Return an object's bytes, or None."""
+        """Return an object's bytes; None if it does not exist."""
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}")
         except self._client.exceptions.NoSuchKey:

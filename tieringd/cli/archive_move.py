@@ -233,7 +233,7 @@ async def _purge(
 
 
 def _tell(step: str, copied: PartitionCopy) -> None:
-    """Print on standard error what a step has copied. Only the switch is told if it copied nothing."""
+    """Print on standard error what a step has copied, if it copied anything or is the switch."""
     if copied.copied_objects or step == "switch":
         typer.echo(
             f"{step}: {copied.partition}: {copied.copied_objects} objects, "
