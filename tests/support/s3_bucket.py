@@ -1,4 +1,4 @@
-"""A bucket through a plain, blocking S3 client: set-up and checks that bypass the store under test."""
+"""A bucket with a plain, blocking S3 client, for set-up and checks that bypass the store under test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def answers(host: str, port: int) -> bool:
-    """Say whether something accepts connections there."""
+    """Return whether a server accepts connections at *host* and *port*."""
     with socket.socket() as probe:
         return probe.connect_ex((host, port)) == 0
 
