@@ -54,6 +54,6 @@ class Journal:
         value: bytes | None,
         headers: Headers = (),
     ) -> None:
-        """Remember one record."""
+        """Note one record that was written."""
         digest = record_digest(timestamp_ms, key, value, headers)
         self.partitions[partition].records[offset] = digest

@@ -41,14 +41,14 @@ _DIFFERENCES_NAMED = 20
 
 
 class DemoError(TieringError):
-    """The demo did not come to its end."""
+    """The demo failed before its end."""
 
 
 class Writer(Protocol):
     """Writes the demo's data to the broker or its directory, and notes it in the journal."""
 
     async def write(self) -> None:
-        """Write for a while, and return."""
+        """Write for a limited time, and return."""
 
 
 @dataclass(frozen=True, slots=True)

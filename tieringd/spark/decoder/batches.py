@@ -55,7 +55,8 @@ class BatchReader:
     """
     Reads the batches of a segment one after another. Owned by one decoder.
 
-    A batch outside of the selection is skipped, and its checksum is not compared.
+    A batch outside of the selection is skipped without comparing its checksum. Damage in batches that were
+    not requested is no error.
     """
 
     def __init__(self, selection: Selection, *, limit_bytes: int = MAX_DECOMPRESSED_BYTES) -> None:

@@ -7,8 +7,8 @@ with the end of its memory before it uses the address. The rules for a valid bat
 that helpers take no arrays: numba counts references in every call with an array, which would cost more than
 the work itself.
 
-All compiled code is in this file, because numba's cache notices changes in no other. Its constants are fixed
-for the same reason.
+All compiled code is in this file, because numba's cache notices changes in no other file. The constants
+that it uses from other files never change.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Spread(Protocol):
     """A function that runs a list of tasks, on executors or elsewhere."""
 
     def __call__(self, what: str, tasks: Sequence[T], work: Callable[[T], R], /) -> list[R]:
-        """Return what *work* returns for each of *tasks*, in order."""
+        """Run *work* for each of *tasks*, and return the results in order."""
 
 
 def spread_over(spark: SparkSession, progress: Progress) -> Spread:

@@ -65,7 +65,7 @@ _MARK: Final = "@"
 
 @dataclass(frozen=True, slots=True)
 class StreamOffsets:
-    """The end of one batch, and so the beginning of the next."""
+    """The end of one batch, at which the next one begins."""
 
     offsets: Mapping[TopicPartition, int]
     """The next offset of each partition."""

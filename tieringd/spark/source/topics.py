@@ -32,7 +32,7 @@ LOADS_AT_ONCE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What the bucket holds of a subscription."""
+    """The archived partitions of a subscription."""
 
     manifests: Mapping[TopicPartition, PartitionManifest]
     unarchived: frozenset[TopicPartition] = frozenset()

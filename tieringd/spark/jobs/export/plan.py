@@ -32,7 +32,7 @@ class Portion:
     partition: TopicIdPartition
     from_offset: int
     next_offset: int
-    """Exclusive."""
+    """The end of the offsets, exclusive."""
     size_bytes: int
     """The estimated size of these offsets in the archive."""
 
@@ -44,7 +44,7 @@ class Lost:
     partition: TopicIdPartition
     from_offset: int
     next_offset: int
-    """Exclusive."""
+    """The end of the offsets, exclusive."""
     reason: str
 
     def __str__(self) -> str:

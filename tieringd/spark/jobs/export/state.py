@@ -45,7 +45,7 @@ class ReplacedOffsets:
     partition: int
     from_offset: int
     next_offset: int
-    """Exclusive."""
+    """The end of the offsets, exclusive."""
     leader_epoch: int
     """The epoch of the leader whose records the archive has there."""
 
