@@ -1,8 +1,8 @@
 """
-`tieringd archive`: what the bucket holds, looked up in the bucket alone.
+`tieringd archive`: what the bucket holds. The commands read the bucket alone; no broker is needed.
 
-`init` makes a directory the archive of a file store. `delete` and `undelete` are an operator's word on the
-archive of a topic that is gone.
+`init` makes a directory the archive of a file store. With `delete` an operator orders the deletion of a
+deleted topic's archive; `undelete` takes the order back. `describe` also asks the daemon, if one answers.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
 
 
 def lifecycle_remark(topic: TopicManifest) -> str | None:
-    """Return what there is to say of a topic's state; None for one that is simply live."""
+    """Return a remark for people on a topic's lifecycle: moved, deleted, purged; None for a live topic."""
     remarks = [f"moved to {topic.moved_to}"] if topic.moved_to else []
     if topic.deletion is not None:
         ended_ms = topic.deletion.purged_at_ms
@@ -106,7 +106,11 @@ def lifecycle_remark(topic: TopicManifest) -> str | None:
 
 
 async def _change(config: Config, topic: str, topic_id: str, change: Callable[..., TopicManifest]) -> None:
-    """Change a topic's manifest; *change* gets *now_ms*, by the store's clock where this host's is wrong."""
+    """
+    Apply *change* to a topic's manifest.
+
+    *change* is called with *now_ms* from the archive's clock: the store's time where this host's is wrong.
+    """
     async with opened_archive(config, Metrics()) as archive:
         found = await archive.catalog.incarnation(topic, topic_id)
         await archive.manifests.change_topic(found.key, partial(change, now_ms=archive.clock()))

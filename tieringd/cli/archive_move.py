@@ -1,4 +1,4 @@
-"""`tieringd archive copy` and `move`: an archive into another bucket, prefix or provider."""
+"""`tieringd archive copy` and `move`: bring an archive into another bucket, prefix or provider."""
 
 from __future__ import annotations
 
@@ -176,12 +176,20 @@ async def _purge(
     source: Archive, topics: Sequence[TopicManifest], half_purged: Sequence[TopicManifest], by: str
 ) -> int:
     """
-    Delete what was moved from the source, and the rest of what an interrupted call left half deleted.
+    Delete moved topics from the source, and finish the purges that an interrupted call began.
 
-    Returns how many topics that was.
+    Args:
+        source: The archive that the topics were moved from.
+        topics: Topics whose archives were moved.
+        half_purged: Topics that an earlier call left partly deleted.
+        by: The writer id that takes the leases of the purges.
+
+    Returns:
+        How many topics were purged.
 
     Raises:
-        ConfigError: A topic that stays in the source goes on from one of them; or a daemon purges one.
+        ConfigError: A topic that stays in the source has one of *topics* as its history, or a daemon holds
+            the lease of one of *half_purged*.
     """
     going = {one.key for one in (*topics, *half_purged)}
     users = await source.history.users() if topics else {}
@@ -225,7 +233,7 @@ async def _purge(
 
 
 def _tell(step: str, copied: PartitionCopy) -> None:
-    """Say on standard error what a step has done, where it has done anything."""
+    """Print on standard error what a step has copied, if it copied anything or is the switch."""
     if copied.copied_objects or step == "switch":
         typer.echo(
             f"{step}: {copied.partition}: {copied.copied_objects} objects, "

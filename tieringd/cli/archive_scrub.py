@@ -1,4 +1,4 @@
-"""`tieringd archive scrub` and `archive quarantine`: faults and orphans of a bucket, and what is done."""
+"""`tieringd archive scrub` and `archive quarantine`: find a bucket's faults and orphans, and mend them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ quarantine_app = typer.Typer(
 )
 
 _PROGRESS_SEGMENTS = 1000
-"""A line for each so many segments of a partition."""
+"""Segments of a partition between two lines of progress."""
 
 Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
 Keys = Annotated[list[str] | None, typer.Argument(help="Keys, as `list` prints them.")]
@@ -122,7 +122,7 @@ def purge(
 
 @asynccontextmanager
 async def _opened(config: Config) -> AsyncIterator[tuple[Archive, ScrubParts]]:
-    """Open the bucket, and this host's logs where there are some."""
+    """Open the bucket and the scrub's parts, which read this host's log directories if it has any."""
     writer_id = secrets.token_hex(8)
     async with opened_archive(config, Metrics(), writer_id=writer_id) as archive:
         logs = LocalLogs(config, archive.layout)
@@ -181,7 +181,12 @@ async def _purge(config: Config, keys: list[str] | None) -> Expired:
 
 
 def _wanted(keys: list[str] | None, *, everything: bool) -> list[str] | None:
-    """Return the keys that are meant; None for all."""
+    """
+    Return the keys that the command line names; None for all that is in quarantine.
+
+    Raises:
+        ConfigError: Neither keys nor --all were given, or both.
+    """
     if bool(keys) == everything:
         raise ConfigError("name the keys that are meant, or say --all")
     return None if everything else keys

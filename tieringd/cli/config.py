@@ -1,4 +1,4 @@
-"""`tieringd config`: look at a configuration before it is used, and at what may be in one."""
+"""`tieringd config`: check and show a configuration before it is used; print its schema and reference."""
 
 from __future__ import annotations
 

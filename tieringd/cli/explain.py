@@ -78,7 +78,7 @@ async def _explained(config: Config, topic: str, number: int) -> dict[str, Any]:
 
 
 def topic_facts(config: Config, look: TopicLook, one: PartitionLook) -> TopicFacts:
-    """Return what of the configuration decides about a partition's segments."""
+    """Return the settings and the state of a topic that decide about a partition's segments."""
     topic, limits = look.config, upload_limits(config)
     idle_because = why_idle(
         is_written=topic.remote_write, is_paused=look.is_paused, is_held=one.is_held, is_led=one.is_led

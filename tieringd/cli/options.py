@@ -30,7 +30,7 @@ class OutputFormat(StrEnum):
 
     TEXT = "text"
     TABLE = "table"
-    """The same, as other tools call it."""
+    """Another name for TEXT, which other tools use."""
     JSON = "json"
 
 
@@ -41,7 +41,7 @@ Format = Annotated[OutputFormat, typer.Option("--format", "-f", help="Print a ta
 
 
 def amount(quantity: Quantity) -> Callable[[str], int]:
-    """Return what reads an option that is a size or a duration, in bytes or milliseconds."""
+    """Return a parser for a size or duration option. It gives bytes or milliseconds, never negative."""
 
     def parse(text: str) -> int:
         try:
@@ -56,7 +56,7 @@ def amount(quantity: Quantity) -> Callable[[str], int]:
 
 
 def loaded(path: Path, *, needs_broker: bool = True) -> Config:
-    """Return the configuration in *path*, with ${NAME} taken from the environment."""
+    """Return the configuration in *path*; ${NAME} is replaced from the environment."""
     return load_config(path, environ=os.environ, needs_broker=needs_broker)
 
 
@@ -71,7 +71,7 @@ def print_json(document: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print *rows* under *columns*; numbers to the right. Never cut when piped."""
+    """Print *rows* under *columns*, numbers flush right. Piped output is never cut to a width."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for position, column in enumerate(columns):
         is_number = all(isinstance(row[position], int) for row in rows) and bool(rows)
@@ -84,7 +84,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def print_fields(fields: Sequence[tuple[str, object]]) -> None:
-    """Print names and values in two columns."""
+    """Print names and values in two columns; None prints as `-`."""
     width = max((len(name) for name, _ in fields), default=0)
     for name, value in fields:
         typer.echo(f"{name:<{width}}  {'-' if value is None else value}")

@@ -1,4 +1,4 @@
-"""`tieringd run`: the daemon, or one pass of it."""
+"""`tieringd run`: the daemon, or with `--once` a single pass of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def run(
 
 
 def _report(result: PassResult) -> bool:
-    """Say what a pass did and what it left; return whether it left nothing."""
+    """Print on standard error what a pass did and what it left; return whether it left nothing."""
     statuses = result.statuses
     failed = {one: status for one, status in statuses.items() if status.fault or status.pending_segments}
     uploaded = sum(status.uploaded for status in statuses.values())

@@ -1,7 +1,8 @@
 """
-`tieringd space`: the disks beside the broker, and what can be given up when one is full.
+`tieringd space`: the use of the broker's disks, and what can be removed when one is full.
 
-`plan` prints what would be let go for space, phase by phase, and why the rest stays.
+`plan` prints what the space manager would remove, phase by phase, and why the rest stays. `ballast` has the
+commands of the ballast file.
 """
 
 from __future__ import annotations

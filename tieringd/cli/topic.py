@@ -1,4 +1,4 @@
-"""`tieringd topic`: what an operator decides of one topic, kept in the bucket for every daemon."""
+"""`tieringd topic`: an operator's decisions about one topic, stored in the bucket for every daemon."""
 
 from __future__ import annotations
 
@@ -123,14 +123,19 @@ async def _release(config: Config, topic: str) -> None:
         found = (await archive.catalog.topic(topic)).topic
         if found.original_retention is None:
             raise ConfigError(f"the retention of topic {topic} is not managed: there is nothing to release")
-        # First nobody takes it over again; then it goes back; then what it was is forgotten.
+        # The order lets a call that is interrupted be repeated. First no daemon may manage the retention
+        # again; then the broker gets it back; then the original values are removed from the manifest.
         await archive.manifests.change_topic(found.key, lambda known: replace(known, retention_released=True))
         await release_retention(broker, topic, found.original_retention)
         await archive.manifests.change_topic(found.key, lambda known: replace(known, original_retention=None))
 
 
 def _coverage(config: Config, found: ArchivedTopic) -> list[dict[str, Any]]:
-    """Compare the archive's ends with what is on this host's disks; None where nothing is."""
+    """
+    Return one row for each partition: the archive's end, the local log's start, and the offsets between.
+
+    Values are None where the archive or this host's disks do not have the partition.
+    """
     ends = {one.partition.partition: one.next_offset for one in found.partitions}
     rows: list[dict[str, Any]] = []
     for local in scan_log_dirs([str(path) for path in config.broker.log_dirs]).partitions:

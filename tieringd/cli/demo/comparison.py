@@ -1,7 +1,7 @@
 """
-The demo's proof: everything read back, from the bucket and the local disk, beside the journal.
+The demo's proof: read everything back from the bucket and the local disk, and compare it with the journal.
 
-What is compared here is told by nobody but the objects and files themselves.
+The comparison reads the objects and files themselves, and relies on no report of the daemon.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Comparison:
-    """What was read back, and every way in which it differs from what was written."""
+    """Counts of what was read back, and every difference from what was written."""
 
     archived_records: int = 0
     local_records: int = 0
     segments: int = 0
-    """Stored segments whose every byte was read and checked."""
+    """Stored segments of which every byte was read and checked."""
     equal_segments: int = 0
-    """Stored segments with the SHA-256 of the file that the writer closed."""
+    """Stored segments with the same SHA-256 as the file that the writer closed."""
     archived_bytes: int = 0
     trimmed_bytes: int = 0
     differences: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Comparison:
 async def compare(
     archive: Archive, view: PartitionView, written: PartitionJournal, total: Comparison
 ) -> None:
-    """Read one partition back and add what was found to *total*."""
+    """Read one partition back, and add the counts and differences to *total*."""
     manifest = view.manifest
     if manifest is None:
         total.differences.append(f"{view.partition}: nothing is in the archive")
@@ -129,7 +129,7 @@ def _local_records(log: LocalLog, from_offset: int) -> Iterator[Record]:
         data = Path(segment.path).read_bytes()
         view = memoryview(data)[: whole_batches_bytes(data)]
         at = 0
-        # A broker may have preallocated the active segment: after its data there are zeros.
+        # A broker may preallocate the active segment: zeros follow its data.
         while any(view[at : at + HEADER_BYTES]):
             header = parse_header(view, at)
             check_crc(view, header, at)

@@ -42,10 +42,10 @@ recover_app = typer.Typer(
 
 
 class Compression(StrEnum):
-    """How records are compressed that are written to a cluster."""
+    """The compression of records that are written to a cluster."""
 
     ARCHIVED = "archived"
-    """As the archived batches of the partition are."""
+    """The codec of the partition's archived batches."""
     NONE = "none"
     GZIP = "gzip"
     SNAPPY = "snappy"

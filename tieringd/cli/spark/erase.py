@@ -92,10 +92,10 @@ def erase(
 
 def _keys(texts: Sequence[str], path: Path | None, encoding: KeyEncoding) -> frozenset[bytes]:
     """
-    Return the keys that were given, in one way or the other or both.
+    Return the keys of the command line and of the file *path*, if there is one.
 
     Raises:
-        ConfigError: There is none, or one that is not in this encoding.
+        ConfigError: No key was given, or one that is not valid in *encoding*.
     """
     keys = {decoded_key(text, encoding) for text in texts}
     if path is not None:

@@ -1,9 +1,9 @@
 """
-What an erasure would find: the segments that have one of some keys. Nothing is stored, and no record of it.
+The dry run of an erasure: find the segments that have one of some keys. Nothing is stored, not even a record.
 
-What the erasure could not go over is a fault here as well.
+Data that the erasure could not process is a fault here as well.
 
-A segment is read up to the first such record, so this takes no longer than the erasure.
+A segment is read up to the first record with a key, so the dry run takes no longer than the erasure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What there is in a share."""
+    """The segments with one of the keys in a share."""
 
     segments: int = 0
     size_bytes: int = 0
@@ -50,7 +50,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _KeyFinder:
-    """Look for keys in the segments of a share. Runs on an executor."""
+    """Searches the segments of a share for keys. Runs on an executor."""
 
     config: Config
     keys: Broadcast[frozenset[bytes]]
@@ -83,12 +83,12 @@ def search(
     progress: Progress = silent,
 ) -> Report:
     """
-    Say which partitions of *topics*, which are names or patterns, have records with one of *keys*.
+    Report which partitions of *topics*, names or patterns, have records with one of *keys*.
 
     Raises:
-        ConfigError: There is no key.
+        ConfigError: *keys* is empty.
         ObjectNotFound: The bucket holds no such topic.
-        TaskFailed: The store is away, or an operator must act.
+        TaskFailed: An executor failed: the store does not answer, or an operator must act.
     """
     if not keys:
         raise ConfigError("no key is given: nothing can be found")

@@ -1,4 +1,4 @@
-"""What a reader was asked for, as it travels to executors, and what is the same for batches and streams."""
+"""A reader's request, which travels to executors, and the work that batches and streams share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a reader was asked for. Plain, so that it can go to executors."""
+    """A reader's options, settings and columns. Plain data, so that Spark can send it to executors."""
 
     options: SourceOptions
     settings: StoreSettings
@@ -39,16 +39,16 @@ class Request:
 
     def bucket(self) -> Bucket:
         """
-        Return this process's bucket, opened with its own credentials.
+        Return this process's bucket, opened with this process's own credentials.
 
         Raises:
-            TieringError: It cannot be opened.
+            TieringError: The bucket cannot be opened.
         """
         return bucket_of(self.settings.config())
 
     @property
     def loss(self) -> LossRule:
-        """Return what to do where records are missing."""
+        """Return a new rule for missing records."""
         return LossRule(is_fatal=self.options.fail_on_data_loss)
 
     def tasks(self, ranges: Sequence[OffsetRange], *, loss: LossRule) -> list[InputPartition]:
@@ -56,7 +56,7 @@ class Request:
         Return the tasks that read *ranges*.
 
         Raises:
-            DataLossError: Part of a range is not in the archive, and that is not all right.
+            DataLossError: Part of a range is not in the archive, and *loss* does not allow that.
         """
         tasks = plan_tasks(
             find_spans(self.bucket(), ranges, rule=loss),
@@ -69,10 +69,10 @@ class Request:
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         """
-        Yield the records of a task; Spark's own stand-in for no task at all has none.
+        Yield the records of a task. Without tasks Spark makes an empty one of its own, which has no records.
 
         Raises:
-            TieringError: They cannot be read.
+            TieringError: The records cannot be read.
         """
         spans: tuple[Span, ...] = task.value or ()
         rules = ReadingRules(
@@ -87,10 +87,10 @@ class Request:
 
 def read_request(given: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> Request:
     """
-    Return what options and a schema ask for; a configuration file is read here.
+    Return the request of *given* options and a schema. A file named in `config` is read here.
 
     Raises:
-        ConfigError: An option is wrong, or they contradict each other.
+        ConfigError: An option is wrong, or options or the schema contradict one another.
     """
     columns = columns_of(schema)
     if OptionValues(given).has("columns") and columns != read_columns(given):

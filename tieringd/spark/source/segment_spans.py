@@ -1,4 +1,4 @@
-"""Which segments hold a range of offsets, as the manifests tell: the live one, and spilled ones on demand."""
+"""Find the segments that hold a range of offsets, in the live manifest and in the spilled ones if needed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 RANGES_AT_ONCE: Final = 16
 UNTOLD: Final = "the manifest names no segment that holds them, and no gap"
 _TRIES: Final = 3
-"""A spillover manifest that has gone means that the live one is another by now."""
+"""Tries with a newly loaded live manifest: a missing spillover manifest means that the live one changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """What is to be read of a partition: from *from_offset* up to *next_offset*, exclusive."""
+    """The offsets to read of a partition, from *from_offset* up to *next_offset*, exclusive."""
 
     partition: TopicPartition
     manifest: PartitionManifest | None
-    """None where nothing of the partition is archived."""
+    """None if nothing of the partition is archived."""
     from_offset: int
     next_offset: int
 
@@ -43,7 +43,8 @@ def find_spans(bucket: Bucket, ranges: Sequence[OffsetRange], *, rule: OnLoss) -
     Return the spans of all *ranges*, in their order.
 
     Raises:
-        DataLossError: Part of a range is not in the archive, and that is not all right.
+        DataLossError: Part of a range is not in the archive, and *rule* does not allow that.
+        ObjectNotFound: A spillover manifest is missing, and remains missing with a new live manifest.
     """
 
     async def find(one: OffsetRange) -> tuple[list[Span], list[Loss]]:
@@ -102,7 +103,7 @@ async def _listed(
 
 
 def holes_between(spans: Sequence[Span], from_offset: int, next_offset: int) -> list[tuple[int, int]]:
-    """Return each range of offsets, its end exclusive, that no span holds; *spans* ascend."""
+    """Return the ranges of offsets, ends exclusive, that no span has. *spans* are in ascending order."""
     holes: list[tuple[int, int]] = []
     for span in spans:
         if span.from_offset > from_offset:
@@ -114,7 +115,11 @@ def holes_between(spans: Sequence[Span], from_offset: int, next_offset: int) -> 
 
 
 def losses_in(partition: TopicPartition, holes: Sequence[tuple[int, int]], gaps: Sequence[Gap]) -> list[Loss]:
-    """Return the losses that fill *holes*: recorded gaps, and what no manifest tells of; *gaps* ascend."""
+    """
+    Return the losses that fill *holes*: recorded gaps, and offsets that no manifest mentions.
+
+    *gaps* are in ascending order.
+    """
     losses: list[Loss] = []
     for begin, end in holes:
         at = begin
