@@ -12,9 +12,9 @@ left out: the broker builds them when it finds none.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.crc32c_combine import combined_crc32c
@@ -37,9 +37,6 @@ from tieringd.model.segment import (
     RemoteSegment,
     SegmentIndex,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,13 @@ erased. Keys that can be guessed can be found out by it.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 ERASURE_VERSION = 2
 """Version 1 had no `gone_over`, `objects_left` and `kept_by_store`."""
