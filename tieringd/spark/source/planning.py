@@ -8,15 +8,13 @@ So every task knows by itself which offsets are its own, whatever has become of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
 
 SPAN_COST_BYTES: Final = 256 << 10
 """Opening a segment takes two requests, in the time of which so much would be read."""
