@@ -8,14 +8,11 @@ is understood. What the fields mean is the business of the message's own walk.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import Cursor, IncompleteMessage
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Walk:
