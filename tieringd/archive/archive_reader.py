@@ -11,21 +11,17 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, bisect_right
+from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import index_key
 from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
 from tieringd.formats.sidecar import decode_sidecar_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.storage.base import ObjectStore
 
 CHUNK_BYTES = 8 << 20
 """Large enough to make a request's fixed cost negligible, small enough to hold two chunks in memory."""

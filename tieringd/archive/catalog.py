@@ -6,22 +6,17 @@ Topic manifests lie under one prefix and lead to partition manifests. The catalo
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import ObjectNotFound
-from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, parse_topic_manifest_key
+from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
+from tieringd.formats.topic_manifest import TopicManifest
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import ObjectStore
 
 LOADS_AT_ONCE = 16
 

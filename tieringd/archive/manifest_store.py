@@ -16,8 +16,8 @@ version that `closed` returns.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import structlog
 from crc32c import crc32c
@@ -34,16 +34,9 @@ from tieringd.errors import (
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
-from tieringd.model.manifest import CLOSED_EPOCH
-from tieringd.storage.base import IfAbsent, IfVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.model.manifest import CLOSED_EPOCH, PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.storage.base import IfAbsent, IfVersion, ObjectStore
 
 log = structlog.get_logger(__name__)
 

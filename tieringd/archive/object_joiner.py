@@ -15,31 +15,25 @@ names. If the same writer repeats the merge, it stores the same objects.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from crc32c import crc32c
 from crc32c import crc32c as crc32c_of
 
+from tieringd.archive.archive_reader import Indexes
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import ChecksumRejected, LocalFileError
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.model.segment import Rewriting, RewritingKind, rewriter_of
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, Rewriting, RewritingKind, SegmentIndex, rewriter_of
 from tieringd.policies.segment_merge import merged_segment
-from tieringd.storage.base import FileSlice, JoiningStore, JoinSource
+from tieringd.storage.base import FileSlice, JoiningStore, JoinSource, ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tieringd.archive.archive_reader import Indexes
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.storage.base import ObjectStore
-
 
 PIECE_BYTES = 8 << 20
 """How many bytes one request reads when the bytes pass through this host."""

@@ -7,24 +7,18 @@ to the caller, never passed over silently.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
-from tieringd.archive.archive_reader import offset_at_or_after_time
+from tieringd.archive.archive_reader import ArchiveReader, Batch, Indexes, offset_at_or_after_time
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key
-from tieringd.formats.records import iter_records
+from tieringd.formats.records import Record, iter_records
 from tieringd.formats.transactions import ReadCommittedFilter
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator
-
-    from tieringd.archive.archive_reader import ArchiveReader, Batch, Indexes
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.formats.records import Record
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.segment import RemoteSegment, SegmentIndex
 
 
 class RecordReader:

@@ -15,28 +15,23 @@ interrupted attempt can find the rest by them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import chain, takewhile
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import RemoteSegment
 from tieringd.model.spilling import spillover_deleted, spillover_expired
+from tieringd.model.spillover import SpilloverManifest, SpilloverName
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.model.spillover import SpilloverManifest, SpilloverName
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 

@@ -14,30 +14,29 @@ from __future__ import annotations
 import tempfile
 from contextlib import aclosing
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Protocol
+from pathlib import Path
+from typing import IO, Protocol
 
 from crc32c import crc32c
 
-from tieringd.archive.archive_reader import SegmentIndexes, checked_batches, require_checksum
+from tieringd.archive.archive_reader import (
+    ArchiveReader,
+    Batch,
+    SegmentIndexes,
+    checked_batches,
+    require_checksum,
+)
 from tieringd.archive.segment_swap import Successor
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.formats.segment_scan import SegmentScan, SegmentScanner
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.model.segment import BrokerIndexes, SegmentIndex
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
 from tieringd.policies.rewriting import rewritten_segment
-from tieringd.storage.base import FileSlice
+from tieringd.storage.base import FileSlice, ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tieringd.archive.archive_reader import ArchiveReader, Batch
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.storage.base import ObjectStore
 
 
 class Cut(Protocol):

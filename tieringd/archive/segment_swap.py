@@ -25,36 +25,29 @@ rewritten segment.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import structlog
 from crc32c import crc32c
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.segment_look import read_object
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, StorageUnavailable
 from tieringd.formats.job_records import decode_rewriting, encode_rewriting
 from tieringd.formats.manifest_codec import encode_manifest
 from tieringd.formats.object_keys import data_key, index_key, rewriting_key
-from tieringd.model.segment import Rewriting, RewritingKind
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Retired
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, Rewriting, RewritingKind
 from tieringd.model.spilling import part_to_spill, spilled
-from tieringd.policies.record_removal import why_winners_may_be_gone
+from tieringd.policies.record_removal import CompactionBasis, why_winners_may_be_gone
 from tieringd.policies.spillover import plan_spillover
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Retired
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.record_removal import CompactionBasis
-    from tieringd.storage.base import ObjectStore
-
 
 log = structlog.get_logger(__name__)
 

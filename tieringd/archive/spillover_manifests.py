@@ -14,9 +14,10 @@ checksum is checked.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import structlog
 from crc32c import crc32c
@@ -25,16 +26,12 @@ from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.cache_names import cached_name
 from tieringd.formats.manifest_codec import decode_spillover, encode_spillover
 from tieringd.formats.object_keys import parse_spillover_key, spillover_key, spillover_prefix
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.spilling import live_piece, piece_of, with_parts
+from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
-    from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 

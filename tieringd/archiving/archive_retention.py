@@ -21,18 +21,27 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice, takewhile
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archive.retired_objects import unnamed
+from tieringd.archive.spillover_manifests import SpilloverManifests
+from tieringd.archiving.claim import Claim
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.errors import CorruptDataError, ObjectNotFound, StorageError, StorageUnavailable
+from tieringd.metrics import Metrics
 from tieringd.model.corrections import with_marks_redated, with_upload_times
-from tieringd.model.segment import SegmentIdentity
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Retired
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import spillover_deleted, spillover_expired
 from tieringd.policies.local_retention import plan_trim, trim_due_ms
@@ -43,24 +52,14 @@ from tieringd.policies.retention_time import (
     needs_proof,
     proven_upload_ms,
 )
-from tieringd.policies.total_retention import FirstLook, expiry_due_ms, plan_total_retention, users_start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Retired
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.total_retention import TotalRetentionPlan
-    from tieringd.storage.archive_clock import ArchiveClock
-
+from tieringd.policies.total_retention import (
+    FirstLook,
+    TotalRetentionPlan,
+    expiry_due_ms,
+    plan_total_retention,
+    users_start,
+)
+from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)
 

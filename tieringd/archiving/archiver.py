@@ -15,26 +15,38 @@ second observation.
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
-from tieringd.archiving.claim import ChangeQueue, Claim
+from tieringd.archiving.claim import ChangeQueue, Claim, ManifestChange
 from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.archiving.segment_copier import CopiedSegment
 from tieringd.archiving.trimmer import HintPublisher, Trimmer
 from tieringd.archiving.upload_gate import Urgency
 from tieringd.archiving.uploader import Quarantine, Uploader, UploadOutcome
+from tieringd.broker.base import Broker
+from tieringd.broker.layout import Layout
 from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import Hole
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import SegmentSlice
 from tieringd.policies.epoch_history import clipped, completed
 from tieringd.policies.total_retention import users_start
 from tieringd.policies.upload import (
+    MissingRange,
     UploadLimits,
     UploadPlan,
     plan_uploads,
@@ -42,25 +54,7 @@ from tieringd.policies.upload import (
     seconds_to_loss,
     upload_due_ms,
 )
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archiving.claim import ManifestChange
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.archiving.segment_copier import CopiedSegment
-    from tieringd.broker.base import Broker
-    from tieringd.broker.layout import Layout
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import Hole
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import SegmentSlice
-    from tieringd.policies.upload import MissingRange
-    from tieringd.storage.archive_clock import ArchiveClock
-
+from tieringd.storage.archive_clock import ArchiveClock
 
 log = structlog.get_logger(__name__)
 

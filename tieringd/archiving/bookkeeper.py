@@ -13,23 +13,18 @@ manifest can only make this daemon more careful. The daemon never trims, deletes
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archiving.observer import World
 from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archiving.observer import World
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.topics.first_sight import FirstSight
-    from tieringd.topics.retention_manager import RetentionManager
-    from tieringd.topics.topic_registry import TopicRegistry
-
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.topics.first_sight import FirstSight
+from tieringd.topics.retention_manager import RetentionManager
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

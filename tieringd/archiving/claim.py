@@ -20,25 +20,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
-from tieringd.archive.manifest_store import fenced_by, fenced_by_removal, rival_writer
-from tieringd.errors import BucketNotFound, RivalWriter, StorageError, StorageUnavailable
+from tieringd.archive.manifest_store import (
+    ManifestStore,
+    StoredManifest,
+    fenced_by,
+    fenced_by_removal,
+    rival_writer,
+)
+from tieringd.errors import BucketNotFound, RivalWriter, StorageError, StorageUnavailable, TieringError
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership
+from tieringd.policies.total_retention import RetentionPace
 from tieringd.storage.background import background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.errors import TieringError
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership
-    from tieringd.policies.total_retention import RetentionPace
-
 
 log = structlog.get_logger(__name__)
 

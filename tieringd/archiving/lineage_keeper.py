@@ -16,31 +16,24 @@ commits the manifest without them. A crash in between leaves objects that no man
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.broker.layout import open_transactions_at
-from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.spillover_manifests import SpilloverManifests
+from tieringd.archiving.claim import Claim
+from tieringd.archiving.observer import Observation
+from tieringd.broker.layout import Layout, open_transactions_at
+from tieringd.errors import CorruptDataError, StorageError, StorageUnavailable, TieringError
+from tieringd.model.local_log import Hole
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.lineage import Lineage, LineagePlan, plan_replacement, why_too_early
 from tieringd.policies.record_removal import cut_for_unsettled
 from tieringd.policies.spillover import plan_spillover
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observer import Observation
-    from tieringd.broker.layout import Layout
-    from tieringd.errors import TieringError
-    from tieringd.model.local_log import Hole
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
-
 
 log = structlog.get_logger(__name__)
 

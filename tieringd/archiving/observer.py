@@ -20,34 +20,34 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archiving.pinner import Pinner
+from tieringd.broker.base import Broker
+from tieringd.broker.layout import Layout
+from tieringd.broker.log_dir import LogDirScan
+from tieringd.config import Config, TopicConfig
 from tieringd.errors import CorruptDataError, LocalFileError, StorageError, StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, topic_key
-from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
-from tieringd.policies.pinning import judged, with_pins
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archiving.pinner import Pinner
-    from tieringd.broker.base import Broker
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.log_dir import LogDirScan
-    from tieringd.config import Config, TopicConfig
-    from tieringd.formats.topic_manifest import TieringDefaults
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.offset_translation import OffsetTranslation
-    from tieringd.model.partition import ClusterView, Replica, TopicPartition
-    from tieringd.policies.pinning import Pin
-    from tieringd.topics.topic_registry import TopicRegistry
-
+from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.offset_translation import OffsetTranslation
+from tieringd.model.partition import (
+    ClusterView,
+    Leadership,
+    LogBounds,
+    Replica,
+    TopicIdPartition,
+    TopicPartition,
+)
+from tieringd.policies.pinning import Pin, judged, with_pins
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

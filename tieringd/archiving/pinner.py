@@ -11,21 +11,17 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.broker.pins import PinDirectory
 from tieringd.errors import LocalFileError
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.pinning import Pin, PinnedLog, pins_over_budget, plan_pins
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tieringd.broker.pins import PinDirectory
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.manifest_parts import Gap
 
 log = structlog.get_logger(__name__)
 

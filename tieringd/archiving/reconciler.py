@@ -25,30 +25,24 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archiving.pinner import PinLook
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.bookkeeper import Bookkeeper, Follower
+from tieringd.archiving.observer import Observation, Observer, World
+from tieringd.archiving.pinner import PinLook, Pinner
 from tieringd.archiving.resting import ChangeFeed, Resting
+from tieringd.config import Config
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
+from tieringd.formats.object_keys import TopicKey
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
 from tieringd.policies.lineage import durable_end
-from tieringd.policies.upload import plan_assignment, rescue_due_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
-    from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.bookkeeper import Bookkeeper, Follower
-    from tieringd.archiving.observer import Observation, Observer, World
-    from tieringd.archiving.pinner import Pinner
-    from tieringd.config import Config
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition, TopicPartition
-    from tieringd.policies.upload import UploadLimits
+from tieringd.policies.upload import UploadLimits, plan_assignment, rescue_due_ms
 
 log = structlog.get_logger(__name__)
 

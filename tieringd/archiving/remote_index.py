@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.errors import ObjectNotFound
-
-if TYPE_CHECKING:
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, SegmentIndex
 
 INDEXES_PER_STEP = 64
 

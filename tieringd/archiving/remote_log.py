@@ -14,50 +14,44 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from enum import Enum
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import ArchiveReader, SegmentIndexes
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.retired_objects import ArchiveCleanup
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
 from tieringd.archiving.tombstone_keeper import LocalBatches, TombstoneCut
-from tieringd.archiving.upload_gate import NO_URGENCY, Urgency
-from tieringd.broker.segment_file import position_of
+from tieringd.archiving.upload_gate import NO_URGENCY, UploadGate, Urgency
+from tieringd.broker.layout import Layout
+from tieringd.broker.segment_file import OpenSegment, position_of
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.index_files import whole_indexes
 from tieringd.formats.object_keys import data_key, history_link_key, index_key, topic_key
-from tieringd.model.manifest import SEGMENTS_REMEMBERED
-from tieringd.model.segment import Rewriting, RewritingKind, rewriter_of
+from tieringd.model.local_log import Hole, LocalLog
+from tieringd.model.manifest import SEGMENTS_REMEMBERED, PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import (
+    AbortedTransaction,
+    FilePart,
+    LocalSegment,
+    RemoteSegment,
+    Rewriting,
+    RewritingKind,
+    SegmentIndex,
+    SegmentSlice,
+    rewriter_of,
+)
 from tieringd.policies.epoch_history import epoch_at, with_records, without_from
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archiving.upload_gate import UploadGate
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.segment_file import OpenSegment
-    from tieringd.model.local_log import Hole, LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import (
-        AbortedTransaction,
-        FilePart,
-        LocalSegment,
-        RemoteSegment,
-        SegmentIndex,
-        SegmentSlice,
-    )
-    from tieringd.storage.base import ObjectStore
-
 
 __all__ = ["CopiedSegment", "RemoteLog", "SideFileKind"]
 

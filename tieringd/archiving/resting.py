@@ -12,14 +12,11 @@ archiver has done a step, and when its archiver begins or ends.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from heapq import heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from tieringd.model.partition import Leadership
+from tieringd.model.partition import Leadership
 
 
 class ChangeFeed:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import structlog
 from crc32c import crc32c
 
-from tieringd.archiving.upload_gate import NO_URGENCY
+from tieringd.archiving.upload_gate import NO_URGENCY, UploadGate, Urgency
+from tieringd.broker.layout import Layout
 from tieringd.broker.segment_file import (
+    OpenSegment,
     check_broker_indexes,
     position_of,
     positions_of,
@@ -27,32 +30,24 @@ from tieringd.broker.segment_file import (
 )
 from tieringd.errors import CorruptDataError, LeadershipChanged, LocalFileError
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.segment_scan import EndedBy
+from tieringd.formats.segment_scan import EndedBy, SegmentScan
 from tieringd.formats.sidecar import encode_sidecar
 from tieringd.formats.transactions import MarkerSearch
-from tieringd.model.partition import Leadership
+from tieringd.model.local_log import Hole, LocalLog
+from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.model.segment import (
     NO_TIMESTAMP,
     AbortedTransaction,
     BrokerIndexes,
+    CrossingTransaction,
     FilePart,
+    LocalSegment,
     RemoteSegment,
     SegmentIndex,
+    SegmentSlice,
 )
 from tieringd.policies.upload_control import is_new
-from tieringd.storage.base import FileSlice
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-
-    from tieringd.archiving.upload_gate import UploadGate, Urgency
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.segment_file import OpenSegment
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.local_log import Hole, LocalLog
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import CrossingTransaction, LocalSegment, SegmentSlice
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import FileSlice, ObjectStore
 
 log = structlog.get_logger(__name__)
 

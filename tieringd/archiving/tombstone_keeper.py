@@ -12,23 +12,16 @@ Batches that a cleaner left unchanged are compared by their headers; only others
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
-from tieringd.broker.segment_file import position_of
+from tieringd.archive.archive_reader import Batch
+from tieringd.broker.layout import Layout
+from tieringd.broker.segment_file import OpenSegment, position_of
 from tieringd.errors import CorruptDataError
-from tieringd.formats.record_batch import HEADER_BYTES, parse_header
-from tieringd.formats.records import batch_with, iter_records
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.archive.archive_reader import Batch
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.segment_file import OpenSegment
-    from tieringd.formats.record_batch import BatchHeader
-    from tieringd.formats.records import Record
-    from tieringd.model.segment import LocalSegment, SegmentIndex
+from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, parse_header
+from tieringd.formats.records import Record, batch_with, iter_records
+from tieringd.model.segment import LocalSegment, SegmentIndex
 
 
 class LocalBatches:

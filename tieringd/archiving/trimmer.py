@@ -16,11 +16,17 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archiving.claim import Claim
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.broker.base import Broker
 from tieringd.errors import (
     BrokerDenied,
     LocalFileError,
@@ -30,26 +36,14 @@ from tieringd.errors import (
     StorageUnavailable,
     TieringError,
 )
-from tieringd.policies.local_hint import plan_hint
-from tieringd.policies.local_retention import trim_due_ms
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import LocalSegment
+from tieringd.policies.local_hint import HintMemory, HintPlan, plan_hint
+from tieringd.policies.local_retention import TrimCandidate, trim_due_ms
 from tieringd.policies.total_retention import plan_local_expiry
 from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.broker.base import Broker
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import LocalSegment
-    from tieringd.policies.local_hint import HintMemory, HintPlan
-    from tieringd.policies.local_retention import TrimCandidate
-
 
 log = structlog.get_logger(__name__)
 

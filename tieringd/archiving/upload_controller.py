@@ -12,28 +12,24 @@ kernel's counters when it is asked, when the first upload begins, and when the l
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import structlog
 
-from tieringd.broker.host_load import load_between, sum_of
+from tieringd.archiving.upload_gate import UploadGate
+from tieringd.broker.host_load import HostCounters, load_between, sum_of
+from tieringd.metrics import Metrics
 from tieringd.policies.upload_control import (
     ContentionLimits,
     ContentionState,
+    ControllerLimits,
     ControllerState,
+    HostLoad,
+    PaceLimits,
     judge,
     pace_for,
     update,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archiving.upload_gate import UploadGate
-    from tieringd.broker.host_load import HostCounters
-    from tieringd.metrics import Metrics
-    from tieringd.policies.upload_control import ControllerLimits, HostLoad, PaceLimits
-
 
 log = structlog.get_logger(__name__)
 

@@ -19,29 +19,25 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.upload_control import (
     LIMIT,
     LISTENING,
     SLOTS,
     OrderLimits,
+    UploadPace,
     WaitingPartition,
     is_fair_turn,
     is_near_loss,
     last_moment_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.upload_control import UploadPace
-
 
 _STALE_PLACES = 64
 """How many outdated entries a heap may hold, beyond twice the number of queues, before it is rebuilt."""

@@ -12,26 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.archiving.segment_copier import CopiedSegment
-from tieringd.errors import BrokerUnavailable, TieringError
+from tieringd.archiving.upload_gate import Urgency
+from tieringd.errors import BrokerUnavailable, CorruptDataError, TieringError
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import Hole, LocalLog
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.segment import LocalSegment, SegmentSlice
 from tieringd.policies.upload import admissible_prefix
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.archiving.upload_gate import Urgency
-    from tieringd.errors import CorruptDataError
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import Hole, LocalLog
-    from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import LocalSegment, SegmentSlice
-
 
 log = structlog.get_logger(__name__)
 

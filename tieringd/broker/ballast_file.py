@@ -13,14 +13,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import ConfigError, LocalFileError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _NO_ALLOCATION: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _ZEROS: Final = bytes(2**20)

@@ -8,15 +8,13 @@ it reads the log directory alone.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from tieringd.errors import TieringError
-    from tieringd.model.disk_state import QuotaEntity
-    from tieringd.model.local_log import LocalLog, LocalPartition, LogDirSizes
-    from tieringd.model.partition import ClusterView, Leadership, LogBounds, TopicPartition
+from tieringd.errors import TieringError
+from tieringd.model.disk_state import QuotaEntity
+from tieringd.model.local_log import LocalLog, LocalPartition, LogDirSizes
+from tieringd.model.partition import ClusterView, Leadership, LogBounds, TopicPartition
 
 EFFECT_WITHIN_SECONDS: Final = 2.0
 """

@@ -15,9 +15,10 @@ import os
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.broker.log_dir import (
     EPOCH_CHECKPOINT,
@@ -35,21 +36,14 @@ from tieringd.errors import (
     CorruptDataError,
     LeadershipChanged,
     LocalFileError,
+    TieringError,
 )
 from tieringd.formats.log_names import DirectoryKind, parse_directory_name
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.local_log import NO_BROKER, LogDirSizes, ReplicaSize
-from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from tieringd.errors import TieringError
-    from tieringd.model.disk_state import QuotaEntity
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.partition import Leadership, TopicPartition
-    from tieringd.model.segment import EpochStart, LocalSegment
-
+from tieringd.model.disk_state import QuotaEntity
+from tieringd.model.local_log import NO_BROKER, LocalLog, LocalPartition, LogDirSizes, ReplicaSize
+from tieringd.model.partition import NO_TOPIC_ID, ClusterView, Leadership, LogBounds, Replica, TopicPartition
+from tieringd.model.segment import EpochStart, LocalSegment
 
 _PROOF_BYTES: Final = 64
 _NO_IDS: Final = frozenset({NO_TOPIC_ID})

@@ -23,18 +23,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from tieringd.broker.log_dir import is_settled
 from tieringd.errors import LocalFileError
 from tieringd.formats.log_names import FileKind, parse_file_name
 from tieringd.policies.disk_areas import DirectoryUse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
 
 WHOLE_LOOK_EVERY: Final = 20
 """Of this many measurements of a directory, one is a full scan: every ten minutes by default."""

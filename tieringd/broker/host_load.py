@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tieringd.policies.upload_control import CPU, IO, MEMORY, HostLoad
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _READ_BYTES = 4096
 """More than the size of a pressure file, and of the first line of `/proc/stat`."""

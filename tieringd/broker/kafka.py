@@ -23,8 +23,11 @@ import asyncio
 import base64
 import math
 from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 import structlog
 from kio.schema.errors import ErrorCode
@@ -41,21 +44,14 @@ from tieringd.broker.kafka_protocol import (
     KafkaSettings,
 )
 from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
-from tieringd.model.local_log import LogDirSizes, ReplicaSize
-from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica, TopicPartition
+from tieringd.model.disk_state import QuotaEntity
+from tieringd.model.local_log import LocalLog, LocalPartition, LogDirSizes, ReplicaSize
+from tieringd.model.partition import NO_TOPIC_ID, ClusterView, Leadership, LogBounds, Replica, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-    from types import ModuleType
-    from uuid import UUID
-
     from kio.schema.delete_records.v2 import DeleteRecordsResponse
     from kio.schema.list_offsets.v9 import ListOffsetsResponse
     from kio.schema.metadata.v13 import MetadataResponse
-
-    from tieringd.model.disk_state import QuotaEntity
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.partition import Leadership
 
 
 __all__ = ["KafkaBroker", "KafkaSettings"]

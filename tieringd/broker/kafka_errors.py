@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged
-
-if TYPE_CHECKING:
-    from tieringd.errors import TieringError
+from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
 
 DENIED_HINTS: Final = {
     ErrorCode.policy_violation: "Kafka never deletes records of a topic whose cleanup.policy is only compact",

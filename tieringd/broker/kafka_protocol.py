@@ -16,9 +16,11 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokafka.conn import AIOKafkaConnection, CloseReason, collect_hosts
@@ -37,9 +39,6 @@ from tieringd.broker.base import EFFECT_WITHIN_SECONDS
 from tieringd.errors import BrokerDenied, BrokerUnavailable, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from types import ModuleType
-
     from kio.static.protocol import RequestPayload
 
 CLIENT_ID: Final = "tieringd"

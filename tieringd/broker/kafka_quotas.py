@@ -7,19 +7,15 @@ This module has the messages only; `broker.kafka` sends them.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_protocol import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS, KafkaRequest
-from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.errors import BrokerDenied, BrokerUnavailable, TieringError
 from tieringd.model.disk_state import QuotaEntity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from types import ModuleType
-
-    from tieringd.errors import TieringError
 
 _FINAL: Final = {
     ErrorCode.cluster_authorization_failed: "Grant this user the ACLs DESCRIBE_CONFIGS and ALTER_CONFIGS on "

@@ -7,7 +7,8 @@ records, because the log directory has them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncGenerator
+from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as ClientPartition
@@ -19,15 +20,10 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from tieringd.broker.kafka_protocol import tls_context
+from tieringd.broker.kafka_protocol import KafkaSettings, tls_context
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.formats.records import Record
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from tieringd.broker.kafka_protocol import KafkaSettings
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.partition import TopicPartition
 
 _POLL_MS = 500
 _DENIED = (TopicAuthorizationFailedError, GroupAuthorizationFailedError)

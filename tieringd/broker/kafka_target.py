@@ -9,9 +9,10 @@ second writer of the same partition fences the first.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as ClientPartition
@@ -35,15 +36,10 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndMetadata
 
 from tieringd.broker.kafka import KafkaBroker
-from tieringd.broker.kafka_protocol import tls_context
+from tieringd.broker.kafka_protocol import KafkaSettings, tls_context
 from tieringd.errors import BrokerDenied, BrokerUnavailable, FencedError
+from tieringd.formats.records import Record
 from tieringd.formats.recovery_mark import RecoveryMark, decode_mark, encode_mark
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-
-    from tieringd.broker.kafka_protocol import KafkaSettings
-    from tieringd.formats.records import Record
 
 _BATCH_BYTES_MAX = 512 << 10
 _REQUEST_TIMEOUT_MS = 40_000

@@ -7,6 +7,8 @@ This module has the messages only; `broker.kafka` sends them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -16,9 +18,6 @@ from tieringd.broker.kafka_protocol import DESCRIBE_CONFIGS, INCREMENTAL_ALTER_C
 from tieringd.errors import BrokerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from types import ModuleType
-
     from kio.schema.describe_configs.v4 import DescribeConfigsResponse
 
 _TOPICS_PER_QUESTION: Final = 200

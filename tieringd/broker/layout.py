@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
-from tieringd.broker.log_dir import LogDirRescan
+from tieringd.broker.log_dir import LogDirRescan, LogDirScan
 from tieringd.broker.redpanda_log_dir import (
     RedpandaLogs,
     UnknownTranslationError,
@@ -31,6 +32,7 @@ from tieringd.broker.redpanda_segment_file import (
     translation_of,
 )
 from tieringd.broker.segment_file import (
+    LogWalk,
     OpenSegment,
     open_segment,
     position_of,
@@ -40,17 +42,9 @@ from tieringd.broker.segment_file import (
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.segment_scan import HeaderWalk
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.segment import BrokerIndexes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tieringd.broker.log_dir import LogDirScan
-    from tieringd.broker.segment_file import LogWalk
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.offset_translation import OffsetTranslation
-    from tieringd.model.segment import LocalSegment
-
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.offset_translation import OffsetTranslation
+from tieringd.model.segment import BrokerIndexes, LocalSegment
 
 log = structlog.get_logger()
 

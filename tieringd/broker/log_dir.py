@@ -26,11 +26,12 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.checkpoints import (
@@ -40,15 +41,8 @@ from tieringd.formats.checkpoints import (
 )
 from tieringd.formats.log_names import DirectoryKind, FileKind, parse_directory_name, parse_file_name
 from tieringd.model.local_log import LocalLog, LocalPartition
-from tieringd.model.partition import NO_TOPIC_ID
-from tieringd.model.segment import LocalSegment
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-
-    from tieringd.model.partition import TopicPartition
-    from tieringd.model.segment import EpochStart
-
+from tieringd.model.partition import NO_TOPIC_ID, TopicPartition
+from tieringd.model.segment import EpochStart, LocalSegment
 
 _T = TypeVar("_T")
 

@@ -21,22 +21,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.broker.log_dir import EPOCH_CHECKPOINT, read_leader_epochs
 from tieringd.errors import ConfigError, LocalFileError
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import FileKind, encode_file_name
-from tieringd.model.segment import LocalSegment
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.segment import EpochStart, LocalSegment
 from tieringd.policies.pinning import Pin, PinnedLog
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.segment import EpochStart
 
 _NAME: Final = re.compile(r"(?P<base>\d{20})-(?P<next>\d{20})(?:\.log|-\d+\.stray)")
 _STRAY: Final = ".stray"

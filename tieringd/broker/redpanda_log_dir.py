@@ -28,11 +28,12 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from tieringd.broker.log_dir import LogDirScan
 from tieringd.broker.redpanda_segment_file import RawSegment, translation_of, uncounted_offsets
@@ -50,12 +51,7 @@ from tieringd.formats.redpanda_names import (
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.offset_translation import LOG_BEGINNING, OffsetTranslation
 from tieringd.model.partition import TopicPartition
-from tieringd.model.segment import LocalSegment
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-
-    from tieringd.model.segment import EpochStart
+from tieringd.model.segment import EpochStart, LocalSegment
 
 _LISTING_ATTEMPTS: Final = 3
 

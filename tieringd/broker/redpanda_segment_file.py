@@ -13,27 +13,22 @@ segment begins. Only a compacted topic's segment may end earlier, and then its f
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from tieringd.broker.segment_file import READ_BUFFER_BYTES, LogWalk
 from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.redpanda_batch import RawHeader
 from tieringd.formats.redpanda_index import parse_base_index
 from tieringd.formats.redpanda_names import RawFileKind, RawFileName, parse_raw_file_name
-from tieringd.formats.redpanda_reframe import RedpandaWalk, SegmentReframer
+from tieringd.formats.redpanda_reframe import RedpandaWalk, Reframing, SegmentReframer
 from tieringd.formats.segment_scan import EndedBy
+from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.offset_translation import OffsetTranslation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tieringd.formats.redpanda_batch import RawHeader
-    from tieringd.formats.redpanda_reframe import Reframing
-    from tieringd.formats.transactions import TransactionTracker
-    from tieringd.model.segment import LocalSegment
+from tieringd.model.segment import LocalSegment
 
 _ALLOCATED_TAIL_BYTES = 4096
 """Redpanda allocates megabytes ahead. A tail of at least this many zeros counts as allocated space."""

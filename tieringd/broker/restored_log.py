@@ -23,9 +23,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -43,14 +43,9 @@ from tieringd.formats.log_names import FileKind, encode_file_name, parse_file_na
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header
 from tieringd.formats.restored_batches import FIRST_LEADER_EPOCH, restored_batch, turn_back
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.segment import LocalSegment
+from tieringd.model.partition import TopicPartition
+from tieringd.model.segment import AbortedTransaction, EpochStart, LocalSegment, RemoteSegment, SegmentIndex
 from tieringd.policies.epoch_history import epoch_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tieringd.model.partition import TopicPartition
-    from tieringd.model.segment import AbortedTransaction, EpochStart, RemoteSegment, SegmentIndex
 
 _BLOCK_BYTES = 1 << 20
 _NO_EPOCH = -1

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -27,15 +27,15 @@ from tieringd.formats.index_files import (
     time_index_columns,
 )
 from tieringd.formats.log_names import FileKind, encode_file_name
-from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES, EndedBy, HeaderWalk, SegmentScanner
-from tieringd.model.segment import BrokerIndexes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.formats.transactions import TransactionTracker
-    from tieringd.model.segment import AbortedTransaction, LocalSegment, SegmentSlice
+from tieringd.formats.segment_scan import (
+    DEFAULT_INDEX_INTERVAL_BYTES,
+    EndedBy,
+    HeaderWalk,
+    SegmentScan,
+    SegmentScanner,
+)
+from tieringd.formats.transactions import TransactionTracker
+from tieringd.model.segment import AbortedTransaction, BrokerIndexes, LocalSegment, SegmentSlice
 
 READ_BUFFER_BYTES = 1 << 20
 """Small enough to stay in a core's cache between the read and the two checksums."""

@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
-from asyncinotify import Inotify, Mask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from asyncinotify import Event, Watch
+from asyncinotify import Event, Inotify, Mask, Watch
 
 log = structlog.get_logger()
 

@@ -8,16 +8,14 @@ beside the files, so that two puts never get the same room.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tieringd.formats.cache_names import FileKind, parse_cache_name
 from tieringd.policies.cache_trim import CachedFile, CacheUse
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Mapping
 
 Identity: TypeAlias = tuple[int, int, int, int]
 """A value that changes when a file's bytes may have changed: inode, size, times of write and of change."""

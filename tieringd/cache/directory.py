@@ -34,22 +34,18 @@ import os
 import secrets
 import stat
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from tieringd.cache.accounts import Accounts, Identity, identity_of
 from tieringd.cache.faults import located, translated
 from tieringd.errors import CorruptDataError
 from tieringd.formats.access_times import decode_access_times, encode_access_times
 from tieringd.formats.cache_names import parse_cache_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
-
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE_MODE, _DIRECTORY_MODE = 0o640, 0o750

@@ -8,11 +8,13 @@ deleted topic's archive; `undelete` takes the order back. `describe` also asks t
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from tieringd.archive.scrub.segment_look import PartitionReport
 from tieringd.cli.archive_move import copy, move
 from tieringd.cli.archive_scrub import quarantine_app, scrub
 from tieringd.cli.daemon_status import waiting
@@ -27,22 +29,15 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.file_archive import init_file_root
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.scrub.segment_look import PartitionReport
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-
 
 Topic = Annotated[str, typer.Argument(help="The topic's name.")]
 TopicId = Annotated[

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,24 +21,17 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import ConfigError
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.housekeeping.topic_purge import TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
-from tieringd.recovery.archive_mover import ArchiveMover, Site
-from tieringd.recovery.partition_mover import COPY_WRITER, ObjectCopier, PartitionMover
+from tieringd.recovery.archive_mover import ArchiveMover, Moved, Site
+from tieringd.recovery.partition_mover import COPY_WRITER, ObjectCopier, PartitionCopy, PartitionMover
 from tieringd.storage.opening import place_of
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
-
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.recovery.archive_mover import Moved
-    from tieringd.recovery.partition_mover import PartitionCopy
 
 _COLUMNS = (
     "topic",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from tieringd.archive.scrub.partition_scrub import ScrubStretch
 from tieringd.cli.human import time_text
 from tieringd.cli.options import (
     ConfigFile,
@@ -19,23 +21,15 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import owner_of
-from tieringd.housekeeping.bucket_quarantine import Expired
-from tieringd.housekeeping.scrub import WholeScrub
+from tieringd.housekeeping.bucket_quarantine import Expired, QuarantinedObject
+from tieringd.housekeeping.scrub import ScrubParts, ScrubReport, WholeScrub
 from tieringd.metrics import Metrics
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tieringd.archive.scrub.partition_scrub import ScrubStretch
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.housekeeping.bucket_quarantine import QuarantinedObject
-    from tieringd.housekeeping.scrub import ScrubParts, ScrubReport
-    from tieringd.policies.scrub import Finding, Orphan
+from tieringd.policies.scrub import Finding, Orphan
 
 quarantine_app = typer.Typer(
     help="Look at the objects that a scrub took out of the way, and put them back.", no_args_is_help=True

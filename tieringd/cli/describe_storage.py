@@ -7,7 +7,8 @@ whether a manifest waits for its upload, since tieringd stores the manifest with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
@@ -24,13 +25,9 @@ from tieringd.cli.options import (
 )
 from tieringd.cli.topic_look import PartitionLook, TopicLook, look_at_topic
 from tieringd.clock import wall_clock_ms
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.limit_wording import span
 from tieringd.policies.total_retention import total_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.manifest import PartitionManifest
 
 _MODES = {
     (False, False): "disabled",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
 import tieringd
 from tieringd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
 
 generate_app = typer.Typer(
     help="Print files for the systems that watch tieringd: alert rules, scrape configuration, dashboards.",

@@ -7,10 +7,11 @@ archived bytes, under `remote://<bucket>`. The objects exist once, however many 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,19 +25,14 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
+from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.metrics import Metrics
-from tieringd.model.local_log import NO_BROKER
+from tieringd.model.local_log import NO_BROKER, LogDirSizes
+from tieringd.model.partition import TopicPartition
 from tieringd.storage.opening import bucket_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tieringd.config import Config
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.local_log import LogDirSizes
-    from tieringd.model.partition import TopicPartition
 
 logdirs_app = typer.Typer(
     help="Look at the log directories of all brokers, and at the bucket as one of them.", no_args_is_help=True

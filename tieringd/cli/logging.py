@@ -11,6 +11,7 @@ import structlog
 if TYPE_CHECKING:
     from structlog.typing import EventDict
 
+    # An ordinary import would load pydantic and xxhash into processes that do not need them.
     from tieringd.config.model import LogConfig
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}

@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from tieringd.config import load_config
-from tieringd.config.units import parse_quantity
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from tieringd.config import Config
-    from tieringd.config.units import Quantity
+from tieringd.config import Config, load_config
+from tieringd.config.units import Quantity, parse_quantity
 
 T = TypeVar("T")
 

@@ -10,25 +10,21 @@ import base64
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import aclosing
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tieringd.cli.human import human_size
 from tieringd.cli.options import ConfigFile, loaded, run_async
 from tieringd.cli.reading import PartitionReading
+from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
+from tieringd.formats.records import Record
 from tieringd.metrics import Metrics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.config import Config
-    from tieringd.formats.records import Record
-    from tieringd.model.manifest_parts import Gap
-
+from tieringd.model.manifest_parts import Gap
 
 SECONDS_BETWEEN = 2.0
 _LOOK_EVERY = 256

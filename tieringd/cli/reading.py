@@ -8,26 +8,22 @@ without a broker the reading ends with the archive; if a broker is configured, a
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 import typer
 
 from tieringd.broker.kafka import KafkaBroker
 from tieringd.broker.kafka_tail import KafkaTail
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.daemon.beside import kafka_settings
 from tieringd.errors import BrokerDenied, BrokerUnavailable
+from tieringd.formats.records import Record
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
 from tieringd.reading.history import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.records import Record
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
 
 _NOT_COPIED = "the broker removed these offsets before they were copied"
 

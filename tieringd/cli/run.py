@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Coroutine
+from typing import Annotated, Any
 
 import typer
 import uvloop
 
+from tieringd.archiving.reconciler import PassResult
 from tieringd.cli.logging import configure_logging, set_level
 from tieringd.cli.options import ConfigFile, loaded
 from tieringd.daemon.app import run_daemon, run_once
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from tieringd.archiving.reconciler import PassResult
 
 
 def run(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from tieringd.archive.catalog import ArchivedTopic
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
 from tieringd.cli.describe_storage import describe_storage
 from tieringd.cli.options import (
@@ -19,19 +21,13 @@ from tieringd.cli.options import (
     print_table,
     run_async,
 )
+from tieringd.config import Config
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.errors import ConfigError, LocalFileError
-from tieringd.formats.topic_manifest import Archiving
+from tieringd.formats.topic_manifest import Archiving, TopicManifest
 from tieringd.metrics import Metrics
 from tieringd.topics.retention_manager import release as release_retention
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.config import Config
-    from tieringd.formats.topic_manifest import TopicManifest
 
 topic_app = typer.Typer(
     help="Look at a topic, pause and resume it, and give its retention back.", no_args_is_help=True

@@ -8,27 +8,20 @@ for a person who asks once. Nothing is changed.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from tieringd.daemon.archive import opened_archive
+from tieringd.broker.base import Broker
+from tieringd.config import Config, TopicConfig
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.errors import CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import TopicKey
-from tieringd.formats.topic_manifest import Archiving
+from tieringd.formats.topic_manifest import Archiving, TopicManifest
 from tieringd.metrics import Metrics
-from tieringd.model.partition import LogBounds, TopicIdPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tieringd.broker.base import Broker
-    from tieringd.config import Config, TopicConfig
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import ClusterView
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import ClusterView, LogBounds, TopicIdPartition
 
 
 @dataclass(frozen=True, slots=True)

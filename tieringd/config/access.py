@@ -7,8 +7,9 @@ it, its address. `config.store_checks` has the rules between these properties.
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 pydantic reads the annotations
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, SecretStr
 
@@ -23,9 +24,6 @@ from tieringd.config.fields import (
     size,
 )
 from tieringd.config.properties import STRICT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 Backend: TypeAlias = Literal["file", "aws", "google", "azure", "plugin"]
 StoreKind: TypeAlias = Literal["file", "s3", "gcs", "azure", "plugin"]

@@ -10,22 +10,16 @@ The rules are grouped by subject: cache, disk space, retention, gateway. Those o
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from os.path import realpath
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tieringd.config.fields import UNLIMITED
 from tieringd.config.finding import Finding
-from tieringd.config.properties import Cache, GatewayConfig, Space
+from tieringd.config.model import Config
+from tieringd.config.properties import Cache, GatewayConfig, Space, TopicProperties
 from tieringd.config.store_checks import find_store_contradictions, find_store_doubts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from tieringd.config.model import Config
-    from tieringd.config.properties import TopicProperties
-    from tieringd.config.yaml_source import Place
-
+from tieringd.config.yaml_source import Place
 
 _WHOLE_PERCENT = 100
 _SIZE: Place = ("cloud_storage_cache_size",)

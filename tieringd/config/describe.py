@@ -7,22 +7,20 @@ that they cannot disagree with the code that reads the file.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
 from tieringd.config.fields import LIVE, NEVER_CLEARED, Choice, Kind, SecretText
+from tieringd.config.model import Config
 from tieringd.config.naming import SECTIONS
 from tieringd.config.properties import TopicProperties
+from tieringd.config.yaml_source import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pydantic.fields import FieldInfo
-
-    from tieringd.config.model import Config
-    from tieringd.config.yaml_source import Place
 
 SECRET = "(secret)"  # noqa: S105 what is shown in a secret's place
 TOPICS: Place = ("topics", "NAME")

@@ -7,18 +7,15 @@ that imply it, or from the default. Secrets are never shown.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from tieringd.config.access import GCS_ENDPOINT
 from tieringd.config.describe import values_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tieringd.config.load import Loaded, Origin
-    from tieringd.config.model import Config
-    from tieringd.config.yaml_source import Place
+from tieringd.config.load import Loaded, Origin
+from tieringd.config.model import Config
+from tieringd.config.yaml_source import Place
 
 Source: TypeAlias = Literal["file", "environment", "inferred", "default"]
 

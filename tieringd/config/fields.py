@@ -13,9 +13,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from os.path import normpath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from tieringd.config.units import (
@@ -29,9 +29,6 @@ from tieringd.config.units import (
     parse_quantity,
 )
 from tieringd.config.yaml_source import EnvironmentText, resolve_plain
-
-if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
 
 MAX_INT64 = 2**63 - 1
 UNLIMITED = -1

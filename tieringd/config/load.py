@@ -9,27 +9,24 @@ finding that depends on them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
 
 from tieringd.config.checks import find_contradictions, find_doubts
 from tieringd.config.fields import described
+from tieringd.config.finding import Finding
 from tieringd.config.model import WITHOUT_BROKER, Config
 from tieringd.config.naming import explain_unknown, nearest_place, why_not_applicable
-from tieringd.config.yaml_source import Problem, read_document
+from tieringd.config.yaml_source import Document, Place, Problem, read_document
 from tieringd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
     from pydantic_core import ErrorDetails
-
-    from tieringd.config.finding import Finding
-    from tieringd.config.yaml_source import Document, Place
 
 _Data: TypeAlias = dict[str, Any]
 _SMALLEST: _Data = {"broker": {"kind": "none", "log_dirs": ("/",)}, "state_directory": "/"}

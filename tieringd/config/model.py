@@ -7,8 +7,9 @@ classes. Each property takes effect in this release. Rules between properties ar
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 pydantic reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PrivateAttr, SecretStr
 
@@ -40,15 +41,10 @@ from tieringd.config.properties import (
     Transfers,
 )
 from tieringd.config.topic import ClusterDefaults, TopicConfig, is_pattern, keeps_deleted, resolve_topic
-from tieringd.formats.topic_manifest import TieringDefaults
+from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
 from tieringd.policies.housekeeping import HousekeepingLimits
 from tieringd.policies.local_retention import ClusterLocalTarget
 from tieringd.policies.total_retention import RetentionPace
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.formats.topic_manifest import TopicManifest
 
 _SECOND_MS, _HOUR_MS, _DAY_MS = 1_000, 3_600_000, 86_400_000
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]{0,252})|\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9])"

@@ -10,20 +10,17 @@ reported with the reason, so that a cluster's properties can be kept in one file
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tieringd.config.model import AdminConfig, BrokerConfig, Config, LogConfig, Security
 from tieringd.config.properties import GatewayConfig, TopicProperties
-from tieringd.config.yaml_source import dotted
+from tieringd.config.yaml_source import Place, dotted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from pydantic import BaseModel
-
-    from tieringd.config.yaml_source import Place
 
 
 _ROLLING = "the broker rolls its segments; set it there"

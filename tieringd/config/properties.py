@@ -7,7 +7,7 @@ between them. `TopicProperties` has the properties of a topic: those below `topi
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 pydantic reads the annotations
+from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field

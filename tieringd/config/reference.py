@@ -10,9 +10,10 @@ values of `${NAME}`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from tieringd.config.describe import TOPICS, properties_of
+from tieringd.config.describe import TOPICS, Property, properties_of
 from tieringd.config.fields import (
     MAX_INT64,
     AbsolutePath,
@@ -20,21 +21,14 @@ from tieringd.config.fields import (
     Choice,
     Decimal,
     Flag,
+    Kind,
     Number,
     SecretText,
     Text,
 )
 from tieringd.config.naming import NOT_APPLICABLE, NOT_APPLICABLE_TO_TOPICS, SECTIONS
-from tieringd.config.yaml_source import dotted
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.config.describe import Property
-    from tieringd.config.fields import Kind
-    from tieringd.config.units import Quantity
-    from tieringd.config.yaml_source import Place
-
+from tieringd.config.units import Quantity
+from tieringd.config.yaml_source import Place, dotted
 
 _Schema = dict[str, Any]
 _VARIABLE: _Schema = {"$ref": "#/$defs/variable"}

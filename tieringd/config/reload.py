@@ -8,16 +8,12 @@ daemon runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tieringd.config.describe import TOPICS, properties_of, values_of
+from tieringd.config.describe import TOPICS, Property, properties_of, values_of
+from tieringd.config.model import Config
 from tieringd.config.naming import SECTIONS
-from tieringd.config.yaml_source import dotted
-
-if TYPE_CHECKING:
-    from tieringd.config.describe import Property
-    from tieringd.config.model import Config
-    from tieringd.config.yaml_source import Place
+from tieringd.config.yaml_source import Place, dotted
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,13 @@ which is probably a mistake. A credentials source of another cloud is an error.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from collections.abc import Iterator
+from typing import get_args
 
-from tieringd.config.access import GCS_ENDPOINT, HTTPS_PORT, CredentialsSource
+from tieringd.config.access import GCS_ENDPOINT, HTTPS_PORT, Backend, CredentialsSource
 from tieringd.config.finding import Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tieringd.config.access import Backend
-    from tieringd.config.model import Config
-    from tieringd.config.yaml_source import Place
+from tieringd.config.model import Config
+from tieringd.config.yaml_source import Place
 
 _AZURE = "cloud_storage_azure_"
 _PLUGIN = "cloud_storage_plugin"

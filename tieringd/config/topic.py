@@ -10,24 +10,25 @@ configuration, the cluster's value. At one place Kafka's name goes before Redpan
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tieringd.config.fields import AS_TOTAL, MAX_INT64, UNLIMITED
+from tieringd.config.properties import TopicProperties
+from tieringd.formats.topic_manifest import OriginalRetention
 from tieringd.policies.local_hint import HintShape, StorageMode
-from tieringd.policies.local_retention import LocalSettings, resolve_local_target
-from tieringd.policies.segment_merge import MergeSettings
+from tieringd.policies.local_retention import (
+    ClusterLocalTarget,
+    LocalRetentionTarget,
+    LocalSettings,
+    LocalTarget,
+    resolve_local_target,
+)
+from tieringd.policies.segment_merge import MergeLimits, MergeSettings
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.policies.trim_target import why_never_trimmed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tieringd.config.properties import TopicProperties
-    from tieringd.formats.topic_manifest import OriginalRetention
-    from tieringd.policies.local_retention import ClusterLocalTarget, LocalRetentionTarget, LocalTarget
-    from tieringd.policies.segment_merge import MergeLimits
 
 _T = TypeVar("_T", bool, int, str)
 _WILDCARDS = frozenset("*?[")

@@ -10,13 +10,11 @@ change the structure, and stays text.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Place: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value, from the root."""

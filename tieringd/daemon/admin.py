@@ -10,24 +10,20 @@ default.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import structlog
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from tieringd.archiving.reconciler import Reconciler
+from tieringd.archiving.upload_gate import UploadGate
+from tieringd.config.model import AdminConfig
 from tieringd.errors import ConfigError
+from tieringd.metrics import Metrics
+from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.upload_control import held_because
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tieringd.archiving.reconciler import Reconciler
-    from tieringd.archiving.upload_gate import UploadGate
-    from tieringd.config.model import AdminConfig
-    from tieringd.metrics import Metrics
-    from tieringd.model.partition import TopicIdPartition
 
 log = structlog.get_logger(__name__)
 

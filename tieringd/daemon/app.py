@@ -22,26 +22,20 @@ import asyncio
 import ctypes
 import gc
 import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archiving.reconciler import PassResult
 from tieringd.broker.watch import DirectoryWatch
+from tieringd.config import Config
 from tieringd.daemon.admin import serving
-from tieringd.daemon.assembly import assembled
+from tieringd.daemon.assembly import DaemonParts, assembled
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.reload import Reloader
 from tieringd.errors import StorageUnavailable
 from tieringd.metrics import Metrics
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from tieringd.archiving.reconciler import PassResult
-    from tieringd.config import Config
-    from tieringd.daemon.assembly import DaemonParts
-
 
 log = structlog.get_logger(__name__)
 

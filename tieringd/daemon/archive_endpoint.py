@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
+from tieringd.config import Config
 from tieringd.daemon.admin import serving
-from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.assembly import sole_owner
 from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
@@ -30,20 +33,13 @@ from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.served import ServedPartitions, ServedTopics
 from tieringd.endpoint.settings import EndpointSettings
 from tieringd.errors import ConfigError
+from tieringd.gateway.connection import Shared
 from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
 from tieringd.metrics import Metrics
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.opening import bucket_name
 from tieringd.topics.topic_registry import TopicRegistry
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import AsyncIterator, Callable, Iterator
-
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.gateway.connection import Shared
 
 log = structlog.get_logger(__name__)
 

@@ -11,9 +11,9 @@ import asyncio
 import fcntl
 import os
 import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import structlog
@@ -24,9 +24,11 @@ from tieringd.archiving.observer import Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.upload_controller import UploadController
+from tieringd.broker.base import Broker
 from tieringd.broker.host_load import HostLoadReader
 from tieringd.broker.pins import PinDirectory, pin_root
 from tieringd.clock import wall_clock_ms
+from tieringd.config import Config
 from tieringd.daemon.archive import Archive, max_uploads, opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.daemon.disks import DiskParts, disk_parts
@@ -35,23 +37,16 @@ from tieringd.daemon.gateway import Gateway, ReadCache, gateway_of
 from tieringd.daemon.housekeeping import HousekeepingParts, housekeeping_of
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import parse_data_key
+from tieringd.metrics import Metrics
+from tieringd.model.partition import Leadership
 from tieringd.policies.upload import UploadLimits
 from tieringd.policies.upload_control import ControllerLimits, PaceLimits
 from tieringd.storage.opening import store_limits
+from tieringd.storage.resilient import ResilientStore
 from tieringd.storage.s3.store import S3Store
 from tieringd.topics.first_sight import FirstSight
 from tieringd.topics.retention_manager import RetentionManager
 from tieringd.topics.topic_registry import TopicRegistry
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-
-    from tieringd.broker.base import Broker
-    from tieringd.config import Config
-    from tieringd.metrics import Metrics
-    from tieringd.model.partition import Leadership
-    from tieringd.storage.resilient import ResilientStore
-
 
 log = structlog.get_logger(__name__)
 

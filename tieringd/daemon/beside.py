@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from tieringd.broker.base import Broker
 from tieringd.broker.directory import DirectoryBroker
 from tieringd.broker.layout import KafkaLayout, Layout, RedpandaLayout
+from tieringd.broker.log_dir import LogDirScan
+from tieringd.config import Config
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tieringd.broker.base import Broker
+    # An ordinary import would load aiokafka into processes that do not need it.
     from tieringd.broker.kafka_protocol import KafkaSettings
-    from tieringd.broker.log_dir import LogDirScan
-    from tieringd.config import Config
 
 
 @asynccontextmanager

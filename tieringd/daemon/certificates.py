@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tieringd.config import Config
+from tieringd.config import Config
 
 
 def certificate_files(config: Config) -> tuple[Path, ...]:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tieringd.broker.base import Broker
 from tieringd.broker.disk_use import LocalFilesystems
+from tieringd.config import Config
+from tieringd.metrics import Metrics
 from tieringd.space.ballast import Ballast, BallastSettings
 from tieringd.space.degraded_mode import DegradedMode, DegradedParts, DegradedSettings, DiskStateBoard
 from tieringd.space.disk_monitor import DiskMonitor
 from tieringd.space.producer_brake import ProducerBrake
 from tieringd.space.space_manager import SpaceManager
+from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.base import ObjectStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    # An ordinary import would load the archiver into commands that do not need it.
     from tieringd.archiving.reconciler import Reconciler
-    from tieringd.broker.base import Broker
-    from tieringd.config import Config
-    from tieringd.metrics import Metrics
-    from tieringd.storage.archive_clock import ArchiveClock
-    from tieringd.storage.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

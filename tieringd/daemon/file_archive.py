@@ -7,10 +7,11 @@ compares the directory's marker with the note, at each operation (`storage.file_
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import structlog
 
+from tieringd.config import Config
 from tieringd.daemon.beside import known_cluster_id, layout_of
 from tieringd.errors import BucketNotFound, ConfigError, StorageUnavailable
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, parse_topic_manifest_key
@@ -22,11 +23,6 @@ from tieringd.storage.file_root import (
     wrong_root,
 )
 from tieringd.storage.known_roots import KnownRoots
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tieringd.config import Config
 
 log = structlog.get_logger(__name__)
 

@@ -10,17 +10,22 @@ import asyncio
 import os
 import ssl
 import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from tieringd.archiving.reconciler import Reconciler
 from tieringd.cache.directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError
 from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
+from tieringd.metrics import Metrics
 from tieringd.policies.cache_trim import TrimLimits
 from tieringd.policies.disk_areas import divide_disk
 from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
@@ -29,15 +34,6 @@ from tieringd.reading.index_cache import CachedFiles
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.space.space_manager import area_settings
 from tieringd.storage.opening import bucket_name
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
-
-    from tieringd.archiving.reconciler import Reconciler
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.metrics import Metrics
 
 
 def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> KeeperSettings:

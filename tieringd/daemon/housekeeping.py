@@ -7,37 +7,30 @@ Work on the archive that waits for an idle object store, and the service that gi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archiving.claim import ended
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.claim import ManifestChange, ended
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.reconciler import Reconciler
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.broker.base import Broker
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.daemon.scrubbing import scrub_job
+from tieringd.housekeeping.job import HousekeepingJob
 from tieringd.housekeeping.merging import MergeJob, MergePartition, SegmentMerger
 from tieringd.housekeeping.reupload import ArchivedPartition, CompactedReuploadJob
+from tieringd.housekeeping.scrub import ScrubJob
 from tieringd.housekeeping.service import Housekeeping, TrafficWatch
 from tieringd.housekeeping.topic_purge import TopicPurge, TopicPurger
-from tieringd.model.partition import Leadership
+from tieringd.metrics import Metrics
+from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.storage.resilient import ResilientStore
 from tieringd.topics.topic_registry import TopicRegistry
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.claim import ManifestChange
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.reconciler import Reconciler
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.broker.base import Broker
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.housekeeping.job import HousekeepingJob
-    from tieringd.housekeeping.scrub import ScrubJob
-    from tieringd.metrics import Metrics
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.storage.resilient import ResilientStore
-
 
 P = TypeVar("P")
 

@@ -8,20 +8,15 @@ over are logged, and wait for a restart. The declarations of the properties say 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import structlog
 
+from tieringd.config import Config
 from tieringd.config.reload import compare_configs
-from tieringd.daemon.assembly import apply_config
+from tieringd.daemon.assembly import DaemonParts, apply_config
 from tieringd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.config import Config
-    from tieringd.daemon.assembly import DaemonParts
-    from tieringd.metrics import Metrics
+from tieringd.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 

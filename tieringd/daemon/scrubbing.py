@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.orphan_search import OrphanSearch, Owners
-from tieringd.archive.scrub.partition_scrub import PartitionScrubber
+from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubStretch
+from tieringd.archiving.claim import ManifestChange
+from tieringd.broker.layout import Layout
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
 from tieringd.housekeeping.healer import Healer
 from tieringd.housekeeping.scrub import ScrubJob, ScrubParts
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import LocalLog, LocalPartition
+from tieringd.model.partition import TopicIdPartition, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from tieringd.archive.scrub.partition_scrub import ScrubStretch
-    from tieringd.archiving.claim import ManifestChange
+    # An ordinary import would load the archiver into commands that do not need it.
     from tieringd.archiving.observer import Observation
     from tieringd.archiving.reconciler import Reconciler
-    from tieringd.broker.layout import Layout
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.partition import TopicIdPartition, TopicPartition
 
 
 def scrub_parts(

@@ -8,26 +8,21 @@ the bucket. Only the cursor (which partition gives first) is known to the runnin
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
-from tieringd.archiving.observer import Observer
+from tieringd.archiving.observer import Observer, World
 from tieringd.archiving.pinner import Pinner
 from tieringd.broker.disk_use import directory_uses
 from tieringd.clock import wall_clock_ms
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.errors import LocalFileError
 from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership
 from tieringd.policies.disk_areas import plan_spaces
 from tieringd.space.space_manager import SpaceReport, area_settings, measured_cache, plan_for
 from tieringd.topics.topic_registry import TopicRegistry
-
-if TYPE_CHECKING:
-    from tieringd.archiving.observer import World
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership
 
 _LOADS_AT_ONCE = 16
 

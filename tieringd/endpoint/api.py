@@ -7,23 +7,20 @@ other request closes the connection, as a broker does with unknown requests.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
+from tieringd.endpoint.fetch import FetchAnswers
+from tieringd.endpoint.offsets import OffsetAnswers
+from tieringd.endpoint.refusals import Refusals
 from tieringd.endpoint.settings import ADVERTISED, ApiKey
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.messages import decode_request, encode_response
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
-    from tieringd.endpoint.fetch import FetchAnswers
-    from tieringd.endpoint.offsets import OffsetAnswers
-    from tieringd.endpoint.refusals import Refusals
-    from tieringd.formats.kafka_wire.pieces import Piece
-    from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.formats.kafka_wire.pieces import Piece
+from tieringd.formats.kafka_wire.request_header import RequestHead
 
 
 def _nothing() -> None:

@@ -12,25 +12,20 @@ The reported retention is the one that the topic had before tieringd managed it,
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 from kio.static.primitive import i32Timedelta
 
-from tieringd.endpoint.settings import ADVERTISED, NODE_ID, ApiKey
+from tieringd.endpoint.served import ServedPartitions, ServedTopic, ServedTopics
+from tieringd.endpoint.settings import ADVERTISED, NODE_ID, ApiKey, EndpointSettings
 from tieringd.errors import TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from uuid import UUID
-
-    from tieringd.endpoint.served import ServedPartitions, ServedTopic, ServedTopics
-    from tieringd.endpoint.settings import EndpointSettings
-    from tieringd.model.partition import TopicIdPartition
-
+from tieringd.model.partition import TopicIdPartition
 
 NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
 _UNKNOWN_EPOCH: Final = -1

@@ -11,26 +11,20 @@ that have arrived, never with the announced size.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+import socket
+from collections.abc import Callable
+from typing import Final
 
 import structlog
 
-from tieringd.errors import ProtocolViolation
+from tieringd.endpoint.api import Api
+from tieringd.errors import LocalFileError, ProtocolViolation
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
 from tieringd.formats.kafka_wire.request_header import Api as Kafka
+from tieringd.gateway.connection import Shared
 from tieringd.gateway.opening import host_of
-from tieringd.gateway.wire import NOTHING_NOW, wire_of
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-
-    from tieringd.endpoint.api import Api
-    from tieringd.errors import LocalFileError
-    from tieringd.gateway.connection import Shared
-    from tieringd.gateway.wire import ByteBudget
-
+from tieringd.gateway.wire import NOTHING_NOW, ByteBudget, wire_of
 
 log = structlog.get_logger(__name__)
 

@@ -14,35 +14,36 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 import structlog
 from kio.schema.errors import ErrorCode
 
+from tieringd.endpoint.served import ServedPartitions, ServedTopics
+from tieringd.endpoint.settings import EndpointSettings
 from tieringd.errors import ObjectNotFound, TieringError
-from tieringd.formats.kafka_wire.fetch import Replacement, asked_of, composed, session_of
+from tieringd.formats.kafka_wire.fetch import (
+    AskedFetch,
+    AskedPartition,
+    RebuiltResponse,
+    Replacement,
+    asked_of,
+    composed,
+    session_of,
+)
 from tieringd.formats.kafka_wire.pieces import FileSlice
-from tieringd.gateway.archive_answers import TRY_AGAIN
+from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.gateway.archive_answers import TRY_AGAIN, PartitionKey
+from tieringd.gateway.wire import ByteBudget
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.reading import part_holding
-from tieringd.reading.partition_reader import HeldRead
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.endpoint.served import ServedPartitions, ServedTopics
-    from tieringd.endpoint.settings import EndpointSettings
-    from tieringd.formats.kafka_wire.fetch import AskedFetch, AskedPartition, RebuiltResponse
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.archive_answers import PartitionKey
-    from tieringd.gateway.wire import ByteBudget
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
-    from tieringd.reading.partition_reader import ArchivedBatches, PartitionReader
-
+from tieringd.reading.history import History
+from tieringd.reading.partition_reader import ArchivedBatches, HeldRead, PartitionReader
 
 log = structlog.get_logger(__name__)
 

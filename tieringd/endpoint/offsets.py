@@ -8,14 +8,17 @@ end of the archive. No record is local, so the earliest local offset is the end 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import structlog
 from kio.schema.errors import ErrorCode
 
+from tieringd.archive.record_reader import RecordReader
 from tieringd.endpoint.cluster import NO_DELAY
-from tieringd.endpoint.settings import ApiKey
+from tieringd.endpoint.served import ServedPartitions, ServedTopics
+from tieringd.endpoint.settings import ApiKey, EndpointSettings
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.gateway.archive_answers import (
@@ -27,17 +30,10 @@ from tieringd.gateway.archive_answers import (
     TRY_AGAIN,
     ListedOffset,
 )
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.epoch_history import end_offset_for, epoch_at
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.endpoint.served import ServedPartitions, ServedTopics
-    from tieringd.endpoint.settings import EndpointSettings
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
+from tieringd.reading.history import History
 
 log = structlog.get_logger(__name__)
 

@@ -9,17 +9,14 @@ endpoint names itself the coordinator, and refuses the group's requests.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from tieringd.endpoint.cluster import NO_DELAY
-from tieringd.endpoint.settings import NODE_ID, ApiKey
+from tieringd.endpoint.settings import NODE_ID, ApiKey, EndpointSettings
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.messages import made, response_module
-
-if TYPE_CHECKING:
-    from tieringd.endpoint.settings import EndpointSettings
 
 READ_ONLY: Final = "This endpoint serves an archive without a broker: nobody can write to it"
 _GROUP: Final = 0

@@ -15,27 +15,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
-from tieringd.policies.topic_lifecycle import choose_topics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.policies.topic_lifecycle import NamedTopics
-    from tieringd.topics.topic_registry import TopicRegistry
-
+from tieringd.policies.topic_lifecycle import NamedTopics, choose_topics
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

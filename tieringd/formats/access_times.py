@@ -9,13 +9,10 @@ has recorded new ones.
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MAGIC = b"TRDA"
 VERSION = 1

@@ -9,7 +9,7 @@ does that, once, before the upload.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from crc32c import crc32c
 
@@ -24,9 +24,6 @@ from tieringd.formats.record_batch import (
     check_crc,
     parse_header,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _WINDOW_BYTES = 4 << 20
 _FIELDS = struct.Struct(">qi4xbI2xi")

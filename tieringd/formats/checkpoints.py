@@ -7,18 +7,14 @@ The error for a fault names its line, so that an operator can find it in the fil
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.log_names import is_topic_name
 from tieringd.model.partition import TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import NoReturn
-
-    from tieringd.model.segment import EpochStart
+from tieringd.model.segment import EpochStart
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}")

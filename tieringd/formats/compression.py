@@ -11,15 +11,12 @@ from __future__ import annotations
 import mmap
 import struct
 import zlib
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import cramjam
 
 from tieringd.errors import CorruptDataError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MAX_DECOMPRESSED_BYTES = 1 << 30
 """A batch that unpacks to more is treated as corrupt."""

@@ -9,11 +9,9 @@ bytes takes one of them for each bit that is set in n.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import TypeAlias
 
 _Matrix: TypeAlias = tuple[int, ...]
 """The columns of a matrix: the image of each of the 32 bits, the lowest first."""

@@ -20,20 +20,15 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice, pairwise
 from operator import le, lt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
-from tieringd.model.segment import BrokerIndexes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from tieringd.model.segment import AbortedTransaction, RemoteSegment, SegmentIndex
-
+from tieringd.model.segment import AbortedTransaction, BrokerIndexes, RemoteSegment, SegmentIndex
 
 _VERSION = 1
 _NO_PRODUCERS = bytes(4)

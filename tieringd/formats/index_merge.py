@@ -13,9 +13,9 @@ builds missing ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.crc32c_combine import combined_crc32c
@@ -38,9 +38,6 @@ from tieringd.model.segment import (
     RemoteSegment,
     SegmentIndex,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True)

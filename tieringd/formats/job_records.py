@@ -15,16 +15,13 @@ holder of a key can tell that it was erased, and keys that can be guessed can be
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, astuple, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tieringd.errors import CorruptDataError
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 ERASURE_VERSION = 2
 """Version 1 had no `gone_over`, `objects_left` and `kept_by_store`."""

@@ -26,9 +26,10 @@ import struct
 import sys
 import zlib
 from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import sub
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crc32c import crc32c
 
@@ -41,10 +42,6 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, CrossingTransaction
 from tieringd.model.segment_table import COLUMNS, SegmentTable
 from tieringd.model.spillover import ExpiredSpillover, Spillover, SpilloverManifest, SpilloverName
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
 
 BODY_BYTES_MAX = 1 << 30
 """An inflated body larger than this is an attack or a fault: a million rows take 80 MB."""

@@ -43,16 +43,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import xxhash
 
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import JOB_PREFIX, NO_CRC, REWRITER_PREFIX
+from tieringd.model.segment import JOB_PREFIX, NO_CRC, REWRITER_PREFIX, RemoteSegment
 from tieringd.model.spillover import SpilloverName
-
-if TYPE_CHECKING:
-    from tieringd.model.segment import RemoteSegment
 
 TOPIC_MANIFESTS_PREFIX = "meta/"
 """The prefix of the keys of all topic manifests."""

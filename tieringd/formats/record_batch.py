@@ -14,16 +14,14 @@ it in. Records are read in `formats.records`; a whole segment in `formats.segmen
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import Codec, compress
 from tieringd.model.segment import NO_TIMESTAMP
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = 61

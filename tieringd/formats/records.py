@@ -14,7 +14,8 @@ length and the checksum are computed anew.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES, Codec, compress, decompress
@@ -27,11 +28,6 @@ from tieringd.formats.record_batch import (
     parse_header,
     sealed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Literal
-
 
 _MARKER_KEY = struct.Struct(">hh")
 _MAX_VARINT_BITS = 63

@@ -17,7 +17,7 @@ place; the caller adds it: the file, and the Kafka offset.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from crc32c import crc32c
 
@@ -32,9 +32,7 @@ from tieringd.formats.record_batch import (
     TRANSACTIONAL_FLAG,
     BatchHeader,
 )
-
-if TYPE_CHECKING:
-    from tieringd.model.offset_translation import OffsetTranslation
+from tieringd.model.offset_translation import OffsetTranslation
 
 RAW_HEADER = struct.Struct("<IiqbIhiqqqhii")
 RAW_HEADER_BYTES = 61

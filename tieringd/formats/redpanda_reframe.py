@@ -18,13 +18,13 @@ the markers of transactions. It proves nothing about the bytes in between.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
-from tieringd.formats.record_batch import HEADER
+from tieringd.formats.record_batch import HEADER, BatchHeader
 from tieringd.formats.records import control_type
 from tieringd.formats.redpanda_batch import (
     HEADER_CRC_STARTS_AT,
@@ -38,15 +38,9 @@ from tieringd.formats.redpanda_batch import (
     require_possible,
 )
 from tieringd.formats.segment_scan import EndedBy
+from tieringd.formats.transactions import Marker, TransactionTracker
 from tieringd.model.offset_translation import OffsetTranslation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tieringd.formats.record_batch import BatchHeader
-    from tieringd.formats.transactions import Marker, TransactionTracker
-    from tieringd.model.segment import AbortedTransaction
-
+from tieringd.model.segment import AbortedTransaction
 
 _READ_BYTES = 4096
 """A header costs a page of the page cache anyway, and small batches share one."""

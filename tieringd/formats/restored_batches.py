@@ -26,8 +26,8 @@ and would reset its position or fail. So all batches that another cluster serves
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
@@ -38,12 +38,7 @@ from tieringd.formats.record_batch import (
     LENGTH_STARTS_AT,
     MIN_LENGTH,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.model.segment import SegmentIndex
-
+from tieringd.model.segment import SegmentIndex
 
 FIRST_LEADER_EPOCH = 0
 """The first leader epoch of a topic in any cluster."""

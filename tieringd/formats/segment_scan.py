@@ -18,9 +18,10 @@ transactions at little cost, and proves nothing about the bytes in between.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import NoReturn
 
 from crc32c import crc32c
 
@@ -41,15 +42,8 @@ from tieringd.formats.record_batch import (
     located_fault,
 )
 from tieringd.formats.records import control_type
-from tieringd.formats.transactions import TransactionTracker
+from tieringd.formats.transactions import Marker, TransactionTracker
 from tieringd.model.segment import NO_TIMESTAMP, AbortedTransaction, EpochStart, IndexEntry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import NoReturn
-
-    from tieringd.formats.transactions import Marker
-
 
 DEFAULT_INDEX_INTERVAL_BYTES = 65536
 

@@ -16,16 +16,20 @@ from __future__ import annotations
 
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
-from tieringd.model.segment import NO_CRC, AbortedTransaction, BrokerIndexes, IndexEntry, SegmentIndex
-
-if TYPE_CHECKING:
-    from tieringd.model.segment import RemoteSegment
+from tieringd.model.segment import (
+    NO_CRC,
+    AbortedTransaction,
+    BrokerIndexes,
+    IndexEntry,
+    RemoteSegment,
+    SegmentIndex,
+)
 
 MAGIC = b"TRDI"
 VERSION = 1

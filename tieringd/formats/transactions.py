@@ -7,14 +7,11 @@ producer has at most one open at a time, and a marker in the log ends it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Literal, TypeAlias
 
+from tieringd.formats.record_batch import BatchHeader
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tieringd.formats.record_batch import BatchHeader
 
 Marker: TypeAlias = Literal["commit", "abort"] | int
 

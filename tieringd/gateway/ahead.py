@@ -14,22 +14,18 @@ Preparation begins once a client has fetched from where an answer ended, and sto
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.fetch import AskedFetch, asked_of, with_offsets
-from tieringd.formats.kafka_wire.request_header import Api
+from tieringd.formats.kafka_wire.request_header import Api, RequestHead
 from tieringd.gateway.answers import fetched_ahead
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.pending import Answer, PendingRequest
-    from tieringd.gateway.responses import Question
+from tieringd.gateway.archive_answers import ArchiveAnswers
+from tieringd.gateway.pending import Answer, PendingRequest
+from tieringd.gateway.responses import Question
 
 PERMIT_SECONDS: Final = 1.0
 """How long an out-of-range response of the broker is taken as its response to later requests."""

@@ -9,22 +9,24 @@ error: the broker's own answer would make it skip archived records.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
+from uuid import UUID
 
 import structlog
 from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_protocol import CLIENT_ID
 from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch import Replacement, asked_of, composed, rebuilt
+from tieringd.formats.kafka_wire.fetch import AskedFetch, Replacement, asked_of, composed, rebuilt
 from tieringd.formats.kafka_wire.messages import (
     decode_request,
     decode_response,
     encode_response,
     response_module,
 )
-from tieringd.formats.kafka_wire.request_header import Api, client_id_of
+from tieringd.formats.kafka_wire.request_header import Api, RequestHead, client_id_of
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -32,25 +34,16 @@ from tieringd.gateway.archive_answers import (
     LATEST_TIERED,
     MAX_TIMESTAMP,
     TRY_AGAIN,
+    ArchiveAnswers,
     ArchivedFetch,
     FetchQuestion,
+    ListedOffset,
+    Onward,
+    PartitionKey,
+    RemoteLogDir,
 )
 from tieringd.gateway.pending import Answer
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Collection, Iterator, Mapping
-    from uuid import UUID
-
-    from tieringd.formats.kafka_wire.fetch import AskedFetch
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.archive_answers import (
-        ArchiveAnswers,
-        ListedOffset,
-        Onward,
-        PartitionKey,
-        RemoteLogDir,
-    )
-    from tieringd.gateway.responses import Question
+from tieringd.gateway.responses import Question
 
 log = structlog.get_logger(__name__)
 

@@ -8,17 +8,15 @@ and the broker's own response goes to the client, byte for byte.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tieringd.errors import TieringError
-    from tieringd.formats.kafka_wire.fetch import AskedPartition, Replacement
+from tieringd.errors import TieringError
+from tieringd.formats.kafka_wire.fetch import AskedPartition, Replacement
 
 LATEST: Final = -1
 EARLIEST: Final = -2

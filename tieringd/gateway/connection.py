@@ -9,31 +9,23 @@ bytes have been passed on, and both sides are closed.
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
-from tieringd.errors import ProtocolViolation, RetryableError
+from tieringd.errors import LocalFileError, ProtocolViolation, RetryableError
 from tieringd.formats.kafka_wire.pieces import size_of
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.answers import answer
-from tieringd.gateway.opening import connected, host_of
-from tieringd.gateway.pending import PendingRequest, PendingRequests
+from tieringd.gateway.archive_answers import ArchiveAnswers
+from tieringd.gateway.opening import GatewaySettings, connected, host_of
+from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
-from tieringd.gateway.responses import SPLICED_BYTES, ResponseFrames
-from tieringd.gateway.wire import NOTHING_NOW, PipePool, ReadRates, Wire, wire_of
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Coroutine
-
-    from tieringd.errors import LocalFileError
-    from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.opening import GatewaySettings
-    from tieringd.gateway.pending import Answer
-    from tieringd.gateway.responses import Question
-    from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.responses import SPLICED_BYTES, Question, ResponseFrames
+from tieringd.gateway.wire import NOTHING_NOW, ByteBudget, PipePool, ReadRates, Wire, wire_of
 
 _WAKE_BYTES: Final = 256 << 10
 """How many bytes of passing records wake the loop: each turn of the loop has a fixed cost."""

@@ -9,14 +9,11 @@ survives the return of a call. Only the few bytes of an incomplete field are cop
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from tieringd.errors import BrokerUnavailable, ProtocolViolation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.wire import ByteBudget
 
 SCRATCH_BYTES: Final = 256 << 10
 ALWAYS_HELD_BYTES: Final = 64 << 10

@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from aiohappyeyeballs import start_connection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 _LOCAL_SEND_BYTES: Final = 128 << 10
 """

@@ -9,19 +9,15 @@ An `Answer` holds the bytes to send to a client, and the cache files that they c
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.formats.kafka_wire.fetch import readdressed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tieringd.formats.kafka_wire.pieces import Piece
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.archive_answers import Onward, PartitionKey
-    from tieringd.gateway.wire import ByteBudget
-
+from tieringd.formats.kafka_wire.pieces import Piece
+from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.gateway.archive_answers import Onward, PartitionKey
+from tieringd.gateway.wire import ByteBudget
 
 MAX_REQUESTS: Final = 256
 MAX_KEPT_BYTES: Final = 1 << 20

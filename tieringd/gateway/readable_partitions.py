@@ -26,29 +26,24 @@ from __future__ import annotations
 import asyncio
 import math
 from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archive.record_reader import RecordReader
+from tieringd.archiving.observer import World
+from tieringd.archiving.reconciler import Reconciler
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.model.partition import TopicIdPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.archiving.observer import World
-    from tieringd.archiving.reconciler import Reconciler
-    from tieringd.gateway.archive_answers import PartitionKey
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, LogBounds
-    from tieringd.policies.pinning import Pin
-    from tieringd.reading.history import History
-
+from tieringd.gateway.archive_answers import PartitionKey
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
+from tieringd.policies.pinning import Pin
+from tieringd.reading.history import History
 
 log = structlog.get_logger(__name__)
 

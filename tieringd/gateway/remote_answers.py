@@ -17,15 +17,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+from uuid import UUID
 
 import structlog
 
+from tieringd.archive.record_reader import RecordReader
 from tieringd.errors import ObjectNotFound, StorageUnavailable, TieringError
 from tieringd.formats.kafka_wire.fetch import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice as WireSlice
+from tieringd.formats.kafka_wire.pieces import Piece
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -34,27 +38,18 @@ from tieringd.gateway.archive_answers import (
     TRY_AGAIN,
     ArchivedFetch,
     EpochEnd,
+    FetchQuestion,
     ListedOffset,
     Onward,
+    PartitionKey,
     RemoteLogDir,
 )
-from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts
+from tieringd.gateway.readable_partitions import UNKNOWN, LogStarts, ReadablePartition, ReadablePartitions
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.epoch_history import end_offset_for
 from tieringd.policies.reading import part_holding
-from tieringd.reading.partition_reader import HeldRead
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from uuid import UUID
-
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.formats.kafka_wire.pieces import Piece
-    from tieringd.gateway.archive_answers import FetchQuestion, PartitionKey
-    from tieringd.gateway.readable_partitions import ReadablePartition, ReadablePartitions
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.reading.history import History
-    from tieringd.reading.partition_reader import ArchivedBatches, HeldBatches, HeldGap, PartitionReader
-
+from tieringd.reading.history import History
+from tieringd.reading.partition_reader import ArchivedBatches, HeldBatches, HeldGap, HeldRead, PartitionReader
 
 log = structlog.get_logger(__name__)
 

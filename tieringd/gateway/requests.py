@@ -10,8 +10,9 @@ A client whose write is refused gets the error that Redpanda gives on a full dis
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 from kio.schema.errors import ErrorCode
@@ -24,15 +25,10 @@ from tieringd.formats.kafka_wire.fetch import limit_bytes, remove_session
 from tieringd.formats.kafka_wire.messages import encode_response, response_module
 from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, Api, RequestHead
+from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.frames import Frames
 from tieringd.gateway.pending import PendingRequest, PendingRequests
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from tieringd.gateway.ahead import FetchAhead
-    from tieringd.gateway.wire import ByteBudget
-
+from tieringd.gateway.wire import ByteBudget
 
 REFUSED: Final = ErrorCode.broker_not_available
 _MESSAGE: Final = "The broker's disk has no room for writes; ask its operator"

@@ -13,8 +13,10 @@ part are turned into "nothing new", and the next Fetch is limited to a response 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire import request_header
@@ -23,17 +25,11 @@ from tieringd.formats.kafka_wire.fetch import (
     FetchedPartition,
     FetchResponseWalk,
 )
-from tieringd.formats.kafka_wire.produce import FIRST_LOG_START, ProduceResponseWalk
+from tieringd.formats.kafka_wire.produce import FIRST_LOG_START, ProducedPartition, ProduceResponseWalk
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api
 from tieringd.gateway.frames import ALWAYS_HELD_BYTES, Frames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from uuid import UUID
-
-    from tieringd.formats.kafka_wire.produce import ProducedPartition
-    from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
-    from tieringd.gateway.wire import ByteBudget
+from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
+from tieringd.gateway.wire import ByteBudget
 
 SPLICED_BYTES: Final = 64 << 10
 """From this size on, passing records on inside the kernel is cheaper."""

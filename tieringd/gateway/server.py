@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
 from tieringd.errors import ConfigError
-from tieringd.gateway.archive_answers import NoArchive
+from tieringd.gateway.archive_answers import ArchiveAnswers, NoArchive
 from tieringd.gateway.connection import Connection, GatewayCounters, Shared
 from tieringd.gateway.frames import SCRATCH_BYTES
-from tieringd.gateway.opening import accepted, prepare
+from tieringd.gateway.opening import GatewaySettings, accepted, prepare
 from tieringd.gateway.wire import ByteBudget, ReadRates
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
-
-    from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.opening import GatewaySettings
 
 log = structlog.get_logger(__name__)
 

@@ -18,6 +18,7 @@ is identified by its host, because a gateway knows a client's host without askin
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import math
@@ -25,18 +26,14 @@ import os
 import socket
 import ssl
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import LocalFileError
 from tieringd.formats.kafka_wire.pieces import FileSlice, Piece, piece_bytes
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
-
 
 PIPE_BYTES: Final = 1 << 20
 _MAX_PIPES: Final = 32

@@ -23,13 +23,15 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import structlog
 from crc32c import crc32c as crc32c_of
 
 from tieringd.archive.object_joiner import PIECE_BYTES, ObjectJoiner
+from tieringd.archive.scrub.orphan_search import Owners
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import (
     QUARANTINE_REPORTS_PREFIX,
@@ -39,19 +41,10 @@ from tieringd.formats.object_keys import (
     quarantine_report_key,
     quarantined_key,
 )
-from tieringd.policies.scrub import StoredObject, is_named
-from tieringd.storage.base import JoinSource
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import Orphan, Owner, StoredObject, is_named
+from tieringd.storage.base import JoinSource, ObjectInfo, ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from tieringd.archive.scrub.orphan_search import Owners
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Orphan, Owner
-    from tieringd.storage.base import ObjectInfo, ObjectStore
-
 
 log = structlog.get_logger(__name__)
 

@@ -18,44 +18,36 @@ none. Such an index has other bytes, so it needs another name and a commit: that
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 import structlog
 from crc32c import crc32c
 from crc32c import crc32c as crc32c_of
 
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archive.scrub.data_scan import DataIndexer, is_index_of, renamed_by
+from tieringd.archive.spillover_manifests import SpilloverManifests
+from tieringd.archiving.claim import Claim, ManifestChange
 from tieringd.archiving.segment_copier import local_index
-from tieringd.broker.segment_file import position_of
+from tieringd.broker.layout import Layout
+from tieringd.broker.segment_file import OpenSegment, position_of
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
+from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine
 from tieringd.model.corrections import reindexed
-from tieringd.model.segment import NO_CRC, SegmentSlice
-from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS
-from tieringd.storage.base import FileSlice, JoinSource
+from tieringd.model.local_log import LocalLog
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, RemoteSegment, SegmentSlice
+from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS, Finding
+from tieringd.storage.base import FileSlice, JoinSource, ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from tieringd.archive.archive_reader import ArchiveReader
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.archiving.claim import Claim, ManifestChange
-    from tieringd.broker.layout import Layout
-    from tieringd.broker.segment_file import OpenSegment
-    from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.scrub import Finding
-    from tieringd.storage.base import ObjectStore
-
 
 log = structlog.get_logger(__name__)
 

@@ -14,14 +14,11 @@ it changes. Passes leave out resting partitions: of ten thousand partitions near
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
-
-    from tieringd.model.partition import Leadership
-
+from tieringd.model.partition import Leadership
 
 P = TypeVar("P")
 

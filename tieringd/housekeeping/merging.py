@@ -21,14 +21,17 @@ off, or a process that is killed, leaves at most objects that no manifest names.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
 from tieringd.archive.archive_reader import SegmentIndexes
-from tieringd.archive.object_joiner import index_of_parts, store_merged
-from tieringd.archiving.claim import ended
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge, index_of_parts, store_merged
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.claim import Claim, ended
+from tieringd.archiving.observer import Observation
 from tieringd.errors import (
     BucketNotFound,
     CorruptDataError,
@@ -38,25 +41,13 @@ from tieringd.errors import (
     StoreFull,
     TieringError,
 )
-from tieringd.housekeeping.job import PartitionPasses, Share
-from tieringd.policies.segment_merge import merge_limit_offset, plan_merges
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge
-    from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observer import Observation
-    from tieringd.housekeeping.job import JobTurn
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.policies.segment_merge import MergeLimits, MergePlan, MergeRun
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.housekeeping.job import JobTurn, PartitionPasses, Share
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership
+from tieringd.model.segment_table import SegmentTable
+from tieringd.policies.segment_merge import MergeLimits, MergePlan, MergeRun, merge_limit_offset, plan_merges
+from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 

@@ -31,12 +31,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archiving.claim import Claim, ManifestChange
+from tieringd.archiving.observer import Observation
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.archiving.segment_copier import CopiedSegment
 from tieringd.errors import (
     CorruptDataError,
     FencedError,
@@ -44,9 +49,17 @@ from tieringd.errors import (
     ObjectNotFound,
     TieringError,
 )
-from tieringd.housekeeping.job import PartitionPasses, Share
-from tieringd.model.segment import SegmentSlice
+from tieringd.housekeeping.job import JobTurn, PartitionPasses, Share
+from tieringd.metrics import Metrics
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, LogBounds
+from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment, SegmentSlice
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.compacted_reupload import (
+    Reupload,
+    ReuploadPlan,
+    RunIdentity,
     Tombstones,
     parts_to_go,
     plan_reuploads,
@@ -54,24 +67,6 @@ from tieringd.policies.compacted_reupload import (
     same_sized_head,
 )
 from tieringd.policies.record_removal import winners_end_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from tieringd.archive.manifest_store import StoredManifest
-    from tieringd.archiving.claim import Claim, ManifestChange
-    from tieringd.archiving.observer import Observation
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.archiving.segment_copier import CopiedSegment
-    from tieringd.housekeeping.job import JobTurn
-    from tieringd.metrics import Metrics
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, LogBounds
-    from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.policies.compacted_reupload import Reupload, ReuploadPlan, RunIdentity
-
 
 log = structlog.get_logger(__name__)
 

@@ -15,32 +15,25 @@ them, for operators.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch
+from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubCursor, ScrubStretch
 from tieringd.archive.scrub.survey import ScrubbedTopics
 from tieringd.errors import TieringError
-from tieringd.housekeeping.bucket_quarantine import Expired
+from tieringd.housekeeping.bucket_quarantine import Expired, ObjectQuarantine, QuarantineExpiry
+from tieringd.housekeeping.healer import Healer
 from tieringd.housekeeping.job import JobTurn
-from tieringd.policies.scrub import FaultKind, first_due_ms, next_due_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch
-    from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubCursor, ScrubStretch
-    from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
-    from tieringd.housekeeping.healer import Healer
-    from tieringd.metrics import Metrics
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Finding, Orphan, ScrubPace
-    from tieringd.storage.archive_clock import ArchiveClock
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.metrics import Metrics
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import FaultKind, Finding, Orphan, ScrubPace, first_due_ms, next_due_ms
+from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 

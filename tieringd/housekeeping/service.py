@@ -13,13 +13,16 @@ its own requests do not count. A response that asks to slow down counts for ever
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 
 from tieringd.errors import TieringError
+from tieringd.housekeeping.job import HousekeepingJob, JobTurn
+from tieringd.metrics.archive_work import HousekeepingMetrics
 from tieringd.policies.housekeeping import (
+    HousekeepingLimits,
     HousekeepingState,
     JobStanding,
     SlidingCount,
@@ -29,14 +32,6 @@ from tieringd.policies.housekeeping import (
     plan_turn,
 )
 from tieringd.storage.background import background, is_background
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.housekeeping.job import HousekeepingJob, JobTurn
-    from tieringd.metrics.archive_work import HousekeepingMetrics
-    from tieringd.policies.housekeeping import HousekeepingLimits
-
 
 log = structlog.get_logger(__name__)
 

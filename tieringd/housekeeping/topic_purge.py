@@ -21,41 +21,35 @@ that was created again has another id.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archive.manifest_store import closed
+from tieringd.archive.manifest_store import ManifestStore, closed
+from tieringd.broker.base import Broker
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
+    TopicKey,
     history_link_key,
     manifest_key,
     owner_of,
     parse_quarantined_key,
     topic_key,
 )
+from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.housekeeping.job import JobTurn
+from tieringd.metrics.archive_work import PurgeMetrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies import topic_lifecycle
 from tieringd.policies.topic_lifecycle import CONFIRM_AFTER_MS, PurgeStep, plan_presence, plan_purge
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.broker.base import Broker
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.metrics.archive_work import PurgeMetrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
-    from tieringd.storage.archive_clock import ArchiveClock
-    from tieringd.storage.base import ObjectStore
-    from tieringd.topics.topic_registry import TopicRegistry
-
+from tieringd.reading.history import History
+from tieringd.storage.archive_clock import ArchiveClock
+from tieringd.storage.base import ObjectStore
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

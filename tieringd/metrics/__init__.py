@@ -9,7 +9,8 @@ fields. Only this package uses the metrics library to record values.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
+from pathlib import Path
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,22 +29,16 @@ from tieringd.metrics.archive_work import (
     ReuploadCounters,
     ScrubMetrics,
 )
-from tieringd.metrics.gateway import GatewayCollector
+from tieringd.metrics.gateway import GatewayCollector, GatewaySource
 from tieringd.metrics.health import (
     CertificateCollector,
     CredentialsCollector,
     DaemonTotals,
     HealthGauges,
     ReadinessCollector,
+    ReadinessSource,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
-
-    from tieringd.metrics.gateway import GatewaySource
-    from tieringd.metrics.health import ReadinessSource
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.partition import TopicPartition
 
 # A series for the creation time of each counter would double the counters, and no rule reads it.
 disable_created_metrics()  # type: ignore[no-untyped-call]

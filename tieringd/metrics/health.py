@@ -9,20 +9,19 @@ twice.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from cryptography import x509
-from prometheus_client import Gauge
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-    from pathlib import Path
-
-    from prometheus_client import CollectorRegistry, Counter
     from prometheus_client.metrics_core import Metric
 
+    # `tieringd.metrics` imports this module.
     from tieringd.metrics import Metrics
 
 _STORE_FAILURES: Final = frozenset(

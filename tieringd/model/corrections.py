@@ -10,17 +10,13 @@ data gets a new name with the new index.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Retired
+from tieringd.model.segment import RemoteSegment
 from tieringd.model.segment_table import SegmentTable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import RemoteSegment
 
 
 def reindexed(

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from tieringd.model.partition import TopicPartition
-    from tieringd.model.segment import EpochStart, LocalSegment
-
+from tieringd.model.partition import TopicPartition
+from tieringd.model.segment import EpochStart, LocalSegment
 
 NO_BROKER = -1
 """Stands for a broker's id if there is no broker, or if it is unknown."""

@@ -24,21 +24,16 @@ bisection. Bytes live in `formats.manifest_codec`; reading and conditional writi
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
+from tieringd.model.offset_translation import OffsetTranslation
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import CrossingTransaction, EpochStart, RemoteSegment
 from tieringd.model.segment_table import SegmentTable
-from tieringd.model.spillover import span_faults
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from tieringd.model.offset_translation import OffsetTranslation
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import CrossingTransaction, EpochStart, RemoteSegment
-    from tieringd.model.spillover import Spillover
+from tieringd.model.spillover import Spillover, span_faults
 
 SEGMENTS_REMEMBERED = 32
 """

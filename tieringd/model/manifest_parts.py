@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tieringd.model.segment_table import SegmentTable
+from tieringd.model.segment_table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,8 @@ every stored object carries a `TopicIdPartition`, never a bare name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NO_TOPIC_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Kafka's zero UUID: a directory without `partition.metadata` (brokers before 2.8)."""

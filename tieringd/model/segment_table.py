@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, repeat
 from operator import add, sub
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.model.segment import RemoteSegment
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 COLUMNS: tuple[str, ...] = (
     "base_offset",

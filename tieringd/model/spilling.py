@@ -11,21 +11,16 @@ manifest. Readers use it, and a writer may commit it, which is necessary before 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from heapq import merge
 from itertools import pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from tieringd.model.manifest_parts import Retired
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap, Retired
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import ExpiredSpillover, Spillover, SpilloverManifest, SpilloverName
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
 
 
 def part_to_spill(manifest: PartitionManifest, rows: int) -> SpilloverManifest:

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import NO_TIMESTAMP
-
-if TYPE_CHECKING:
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
+from tieringd.model.segment_table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -24,15 +24,11 @@ Closing concerns open files only; trimming decides which files leave the disk.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from tieringd.formats.cache_names import FileKind
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
 
 NOBODY_READS = "nobody reads it"
 OVER_SHARE = "its segment has more chunks open than it may, and others are nearer to a reader"

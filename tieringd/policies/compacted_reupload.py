@@ -26,21 +26,18 @@ trimmed, before and after a reupload.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import LogBounds
+from tieringd.model.segment import FilePart, LocalSegment, RemoteSegment
 from tieringd.policies.record_removal import may_drop_tombstones
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import LogBounds
-    from tieringd.model.segment import FilePart, LocalSegment, RemoteSegment
 
 RUN_SEGMENTS_MAX = 64
 """

@@ -22,17 +22,11 @@ while it still has the value that tieringd set.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tieringd.model.disk_state import QuotaEntity
-
+from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange, QuotaEntity
 
 _MARGINS_IN_THRESHOLD = 10
 """A state is left when free space is above its threshold by one such part of it."""

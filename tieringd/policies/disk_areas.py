@@ -13,11 +13,8 @@ up then; this module only divides the bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _LEAST_LOG_SHARE = 0.25
 """

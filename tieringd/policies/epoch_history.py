@@ -12,14 +12,12 @@ The functions here answer questions about one history as Kafka does, or return w
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.segment import EpochStart
+from tieringd.model.segment import EpochStart
 
 EpochHistory: TypeAlias = "tuple[EpochStart, ...]"
 

@@ -10,34 +10,25 @@ This module does not know what the daemon did, or failed to do. The daemon's fau
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
-from tieringd.policies.compacted_reupload import plan_reuploads
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import LogBounds
+from tieringd.model.segment import LocalSegment, RemoteSegment
+from tieringd.policies.compacted_reupload import ReuploadPlan, plan_reuploads
 from tieringd.policies.durability import why_not_durable
 from tieringd.policies.limit_wording import Kept, kept_in_total, kept_locally, span
-from tieringd.policies.local_retention import plan_trim
+from tieringd.policies.local_hint import HintShape
+from tieringd.policies.local_retention import LocalTarget, TrimPlan, plan_trim
 from tieringd.policies.retention_time import retention_time_ms
-from tieringd.policies.total_retention import plan_total_retention, total_bytes
-from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
-from tieringd.policies.upload import UploadLimits, plan_uploads, upload_due_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import LogBounds
-    from tieringd.model.segment import LocalSegment, RemoteSegment
-    from tieringd.policies.compacted_reupload import ReuploadPlan
-    from tieringd.policies.local_hint import HintShape
-    from tieringd.policies.local_retention import LocalTarget, TrimPlan
-    from tieringd.policies.total_retention import TotalRetention
-    from tieringd.policies.trim_target import TrimTarget
-    from tieringd.policies.upload import MissingRange, UploadPlan
+from tieringd.policies.total_retention import TotalRetention, plan_total_retention, total_bytes
+from tieringd.policies.trim_target import TrimTarget, TrimWishes, plan_trim_to_target
+from tieringd.policies.upload import MissingRange, UploadLimits, UploadPlan, plan_uploads, upload_due_ms
 
 
 class Place(StrEnum):

@@ -14,12 +14,9 @@ clock that never goes back.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SLOTS = 100
 """The number of slots that a window is counted in: memory does not grow with the traffic."""

@@ -8,11 +8,9 @@ segment if nothing else changes. `local_retention` and `total_retention` decide 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tieringd.policies.local_retention import LocalLimit, LocalTarget
-    from tieringd.policies.total_retention import TotalRetention
+from tieringd.policies.local_retention import LocalLimit, LocalTarget
+from tieringd.policies.total_retention import TotalRetention
 
 _UNITS: tuple[tuple[str, int], ...] = (
     ("d", 86_400_000),

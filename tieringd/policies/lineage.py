@@ -20,21 +20,17 @@ nothing and says why.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import LogBounds
+from tieringd.model.segment import CrossingTransaction, EpochStart
 from tieringd.policies.epoch_history import end_offset_for, epoch_at, newest_shared_epoch
 from tieringd.policies.upload import MissingRange
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import LogBounds
-    from tieringd.model.segment import CrossingTransaction, EpochStart
 
 
 class Lineage(Enum):

@@ -26,14 +26,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING
 
-from tieringd.policies.local_retention import plan_trim
-
-if TYPE_CHECKING:
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.policies.local_retention import LocalRetentionTarget
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.local_retention import LocalRetentionTarget, plan_trim
 
 EVALUATION_INTERVAL_MS = 60_000
 

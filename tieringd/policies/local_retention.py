@@ -24,19 +24,15 @@ milliseconds follow the same three rules, independently. A topic that existed be
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import LocalSegment, RemoteSegment
 from tieringd.policies.durability import is_comparable, why_not_durable
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import LocalSegment, RemoteSegment
-
 
 ACTIVE_STAYS = "the active segment always stays"
 NO_ACTIVE_YET = "there is no active segment yet"

@@ -23,23 +23,29 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
-from tieringd.model.segment import CrossingTransaction, SegmentIdentity
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import (
+    AbortedTransaction,
+    CrossingTransaction,
+    EpochStart,
+    RemoteSegment,
+    SegmentIdentity,
+)
 from tieringd.policies.epoch_history import epoch_at
-from tieringd.policies.standing_rewritings import Candidate, standing_rewritings
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import AbortedTransaction, EpochStart, RemoteSegment
-    from tieringd.policies.standing_rewritings import RecordedRewriting, StandingRewritings
+from tieringd.policies.standing_rewritings import (
+    Candidate,
+    RecordedRewriting,
+    StandingRewritings,
+    standing_rewritings,
+)
 
 OFF_LINEAGE = "a newer leader wrote other records at its offsets"
 NOT_CHOSEN = "other objects hold its offsets"

@@ -16,18 +16,13 @@ end of the archive, recorded as a gap, and the disk space stays the broker's.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from tieringd.policies.epoch_history import end_offset_for, newest_shared_epoch
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.segment import LocalSegment
-    from tieringd.policies.epoch_history import EpochHistory
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.segment import LocalSegment
+from tieringd.policies.epoch_history import EpochHistory, end_offset_for, newest_shared_epoch
 
 _NOT_ENDED = 2**63
 """The end of a log that continues: past every offset."""

@@ -18,17 +18,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import IndexEntry, SegmentIndex
-
+from tieringd.model.segment import IndexEntry, SegmentIndex
 
 REMEMBERED = 4096
 

@@ -23,16 +23,13 @@ The manifest keeps what the rule needs: `Retired.winners_end` for held segments,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Replacement, Retired
-    from tieringd.model.segment_table import SegmentTable
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Replacement, Retired
+from tieringd.model.segment_table import SegmentTable
 
 
 @dataclass(frozen=True, slots=True)

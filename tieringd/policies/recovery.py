@@ -19,18 +19,13 @@ compares; the mover acts on it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.segment import RemoteSegment
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.segment import RemoteSegment
-
 
 KEEPING: Mapping[str, str] = {
     "retention.ms": "-1",

@@ -27,12 +27,8 @@ a segment that would be deleted because of its upload time alone is looked up fi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tieringd.model.segment import NO_TIMESTAMP
-
-if TYPE_CHECKING:
-    from tieringd.model.segment import RemoteSegment
+from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
 
 CLOCK_ERROR_MAX_MS = 60_000
 """

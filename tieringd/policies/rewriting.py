@@ -10,18 +10,14 @@ was replaced, or a gap (`policies.segment_merge`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.formats.segment_scan import SegmentScan
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
 from tieringd.policies.compacted_reupload import reuploaded_segment
 from tieringd.policies.segment_merge import FILE_BYTES_MAX, RUN_SEGMENTS_MAX, is_parted, joining_borders
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.manifest import PartitionManifest
 
 
 @dataclass(frozen=True, slots=True)

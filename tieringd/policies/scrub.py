@@ -18,11 +18,13 @@ so that not all partitions are scrubbed at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.formats.object_keys import (
+    DataKey,
     data_key,
     index_key,
     manifest_key,
@@ -31,18 +33,11 @@ from tieringd.formats.object_keys import (
     parse_rewriting_key,
     parse_spillover_key,
 )
-from tieringd.model.segment import NO_CRC, REWRITER_PREFIX
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tieringd.formats.object_keys import DataKey
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
-
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, REWRITER_PREFIX, RemoteSegment
+from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spillover import Spillover, SpilloverManifest, SpilloverName
 
 INDEX_SUFFIX = ".index"
 

@@ -27,21 +27,15 @@ logs it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment, SegmentIndex
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import SegmentIndex
-    from tieringd.model.segment_table import SegmentTable
-
 
 FILE_BYTES_MAX = 2**31 - 1
 """The range of a broker's index, in bytes, and in offsets from a segment's base."""

@@ -31,17 +31,13 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tieringd.model.partition import TopicPartition
-    from tieringd.model.segment import LocalSegment
-
+from tieringd.model.partition import TopicPartition
+from tieringd.model.segment import LocalSegment
 
 _DEAD_BANDS_IN_TARGET = 20
 """

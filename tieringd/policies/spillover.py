@@ -9,12 +9,9 @@ compare it with local files, segment by segment.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tieringd.model.manifest import SEGMENTS_REMEMBERED
-
-if TYPE_CHECKING:
-    from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest import SEGMENTS_REMEMBERED, PartitionManifest
 
 PARTS_AT_ONCE_MAX: Final = 64
 """Only the first spill of a long history needs more parts; the rest follows with the next commit."""

@@ -31,17 +31,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tieringd.model.segment import RewritingKind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from tieringd.model.segment import Rewriting, SegmentIdentity
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 
 UNDER_WAY_MS: Final = 3_600_000
 """A merge is named in a manifest within this time after it was stored."""

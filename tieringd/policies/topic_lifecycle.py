@@ -17,6 +17,7 @@ chooses; a cluster that shows up later takes no name away from one that has it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -27,8 +28,7 @@ from tieringd.model.topic_lifecycle import Deletion, Lease, Lifecycle
 from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS, is_impossible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
+    # An ordinary import would load xxhash into processes that do not need it.
     from tieringd.formats.object_keys import TopicKey
     from tieringd.formats.topic_manifest import TopicManifest
 

@@ -40,15 +40,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import LocalSegment
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.retention_time import retention_time_ms
-
-if TYPE_CHECKING:
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import LocalSegment
-    from tieringd.model.segment_table import SegmentTable
 
 
 def users_start(log: LocalLog, manifest: PartitionManifest, *, log_start_offset: int) -> int | None:

@@ -14,14 +14,11 @@ tieringd never trims some logs, whatever is durable. `why_never_trimmed` names t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
 from tieringd.policies.durability import durable_end, why_not_durable
 from tieringd.policies.local_retention import ACTIVE_STAYS, NO_ACTIVE_YET, TrimCandidate, TrimPlan
-
-if TYPE_CHECKING:
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,20 +19,15 @@ learned the manifest under a claim that has ended.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tieringd.model.segment import SegmentSlice
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, LogBounds
+from tieringd.model.segment import LocalSegment, RemoteSegment, SegmentSlice
 from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from collections.abc import Set as AbstractSet
-
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, LogBounds
-    from tieringd.model.segment import LocalSegment, RemoteSegment
 
 
 def seconds_to_loss(

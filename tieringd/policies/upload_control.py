@@ -26,14 +26,10 @@ begins until the machine's load without uploads was measured for a moment. The f
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.model.partition import TopicIdPartition
-
+from tieringd.model.partition import TopicIdPartition
 
 CPU, IO, MEMORY = "cpu", "io", "memory"
 """The resources that others may wait for, with the names of `/proc/pressure`."""

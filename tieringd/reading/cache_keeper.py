@@ -15,19 +15,26 @@ belongs to one event loop and never blocks it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.cache.directory import CacheDirectory, OpenFile, PartFile
 from tieringd.cache.faults import reason_of
 from tieringd.errors import LocalFileError
+from tieringd.metrics import CacheMetrics
 from tieringd.policies.cache_trim import (
+    CachedFile,
+    CacheUse,
+    ChunkEvictionLimits,
     OpenChunk,
     ReleasePlan,
     TrimDemand,
+    TrimLimits,
+    TrimPlan,
     fits_at_all,
     has_room,
     plan_cache_trim,
@@ -35,14 +42,6 @@ from tieringd.policies.cache_trim import (
     trim_demand,
 )
 from tieringd.storage.threads import in_thread, in_thread_or
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tieringd.cache.directory import CacheDirectory, OpenFile, PartFile
-    from tieringd.metrics import CacheMetrics
-    from tieringd.policies.cache_trim import CachedFile, CacheUse, ChunkEvictionLimits, TrimLimits, TrimPlan
-
 
 log = structlog.get_logger(__name__)
 

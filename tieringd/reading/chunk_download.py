@@ -14,27 +14,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import structlog
 
+from tieringd.cache.directory import OpenFile, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.batch_check import check_batches, check_batches_in
+from tieringd.metrics import CacheMetrics
+from tieringd.policies.reading import Chunk
+from tieringd.reading.cache_keeper import CacheKeeper
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from tieringd.cache.directory import OpenFile, PartFile
-    from tieringd.metrics import CacheMetrics
-    from tieringd.policies.reading import Chunk
-    from tieringd.reading.cache_keeper import CacheKeeper
-    from tieringd.storage.base import ObjectStore
-
 
 log = structlog.get_logger(__name__)
 

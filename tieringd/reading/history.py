@@ -15,21 +15,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from crc32c import crc32c
 
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+from tieringd.archive.record_reader import RecordReader
 from tieringd.errors import (
     ConfigError,
     CorruptDataError,
     ObjectNotFound,
     StorageUnavailable,
 )
-from tieringd.formats.history_link import decode_history_link, encode_history_link
+from tieringd.formats.history_link import HistoryLink, decode_history_link, encode_history_link
 from tieringd.formats.object_keys import (
     TOPIC_MANIFESTS_PREFIX,
     TopicKey,
@@ -37,22 +39,14 @@ from tieringd.formats.object_keys import (
     parse_history_link_key,
     topic_key,
 )
+from tieringd.formats.records import Record
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.reading import history_part
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.checked_puts import create
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.formats.history_link import HistoryLink
-    from tieringd.formats.records import Record
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.storage.base import ObjectStore
-
 
 LOOK_AGAIN_MS = 60_000
 FORGOTTEN_AFTER_MS = 3_600_000

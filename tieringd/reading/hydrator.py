@@ -17,32 +17,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.cache.directory import OpenFile
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable, TieringError
 from tieringd.formats.cache_names import chunk_name
 from tieringd.formats.object_keys import data_key
-from tieringd.policies.reading import ReadSequences, plan_chunks
+from tieringd.metrics import CacheMetrics
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment, SegmentIndex
+from tieringd.policies.reading import Chunk, ChunkLayout, ReadSequences, plan_chunks
+from tieringd.reading.cache_keeper import CacheKeeper, OpenEntry
 from tieringd.reading.chunk_download import ChunkDownloader, DownloadLimits, check_file
 from tieringd.reading.index_cache import IndexCache
-from tieringd.storage.base import FileSlice
+from tieringd.storage.base import FileSlice, ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tieringd.cache.directory import OpenFile
-    from tieringd.metrics import CacheMetrics
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.policies.reading import Chunk, ChunkLayout
-    from tieringd.reading.cache_keeper import CacheKeeper, OpenEntry
-    from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 

@@ -15,26 +15,21 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.cache.directory import CacheDirectory, PartFile
 from tieringd.cache.faults import located, read_exactly
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable
 from tieringd.formats.cache_names import cached_name
 from tieringd.formats.object_keys import index_key
 from tieringd.formats.sidecar import decode_sidecar_of
-from tieringd.model.segment import BrokerIndexes
+from tieringd.metrics import CacheMetrics
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
+from tieringd.reading.cache_keeper import CacheKeeper
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from tieringd.cache.directory import CacheDirectory, PartFile
-    from tieringd.metrics import CacheMetrics
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.reading.cache_keeper import CacheKeeper
-    from tieringd.storage.base import ObjectStore
-
 
 log = structlog.get_logger(__name__)
 

@@ -10,25 +10,19 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import floor_position
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, LocalFileError
-from tieringd.formats.record_batch import HEADER_BYTES, encode_batch, parse_header
+from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, encode_batch, parse_header
 from tieringd.formats.restored_batches import put_first_epoch
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import AbortedTransaction, SegmentIndex
+from tieringd.policies.reading import Chunk
+from tieringd.reading.hydrator import HydratedChunk, Hydrator
 from tieringd.storage.base import FileSlice
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.formats.record_batch import BatchHeader
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import AbortedTransaction, SegmentIndex
-    from tieringd.policies.reading import Chunk
-    from tieringd.reading.hydrator import HydratedChunk, Hydrator
-
 
 NO_EPOCH = -1
 """The leader epoch of a batch that no leader has written."""

@@ -10,28 +10,23 @@ why. Nothing is deleted in the source. Every step leaves a state from which the 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from tieringd.archive.catalog import Catalog
+from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.scrub.segment_look import Verifier
 from tieringd.errors import ConfigError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
+from tieringd.formats.topic_manifest import TopicManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
-from tieringd.recovery.partition_mover import PartitionCopy, is_copy
+from tieringd.reading.history import History
+from tieringd.recovery.partition_mover import PartitionCopy, PartitionMover, is_copy
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.checked_puts import create
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from tieringd.archive.catalog import Catalog
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.scrub.segment_look import Verifier
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
-    from tieringd.recovery.partition_mover import PartitionMover
-    from tieringd.storage.base import ObjectStore
 
 SWITCH_BELOW_BYTES = 64 << 20
 """A pass that copied no more than this is the last before the switch: another would find as much again."""

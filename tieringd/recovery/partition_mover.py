@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 from crc32c import crc32c as crc32c_of
 
-from tieringd.archive.manifest_store import EDIT_MARK, closed
+from tieringd.archive.manifest_store import EDIT_MARK, ManifestStore, StoredManifest, closed
 from tieringd.errors import (
     ConfigError,
     CorruptDataError,
@@ -33,21 +35,12 @@ from tieringd.errors import (
 )
 from tieringd.formats.object_keys import data_key, index_key, rewriting_prefix, spillover_key
 from tieringd.model.manifest import PartitionManifest
-from tieringd.model.segment import NO_CRC
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, RemoteSegment
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.recovery import fault_of_takeover
-from tieringd.storage.base import FileSlice
+from tieringd.storage.base import FileSlice, ObjectInfo, ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.storage.base import ObjectInfo, ObjectStore
-
 
 PIECE_BYTES = 8 << 20
 """How much is read at once. An object that is no larger does not touch the disk."""

@@ -8,28 +8,24 @@ so that a slow store holds no transaction open.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.manifest_store import ManifestStore
+from tieringd.archive.record_reader import RecordReader
+from tieringd.archiving.remote_log import RemoteLog
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.compression import Codec
 from tieringd.formats.object_keys import data_key
-from tieringd.reading.history import LogReader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.archive.archive_reader import ArchiveReader
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.record_reader import RecordReader
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.formats.records import Record
-    from tieringd.formats.recovery_mark import RecoveryMark
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.reading.history import History
+from tieringd.formats.records import Record
+from tieringd.formats.recovery_mark import RecoveryMark
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
+from tieringd.reading.history import History, LogReader
 
 BLOCK_BYTES = 8 << 20
 BLOCK_RECORDS = 10_000

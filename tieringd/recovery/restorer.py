@@ -10,27 +10,22 @@ that an interrupted attempt left are checked too, and are not fetched again if t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archiving.remote_log import RemoteLog
+from tieringd.broker.restored_log import RestoredLog
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
 from tieringd.formats.restored_batches import FIRST_LEADER_EPOCH, restored_index
-from tieringd.model.segment import AbortedTransaction
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tieringd.archive.archive_reader import ArchiveReader
-    from tieringd.archiving.remote_log import RemoteLog
-    from tieringd.broker.restored_log import RestoredLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.policies.recovery import RestorePlan
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import AbortedTransaction, RemoteSegment, SegmentIndex
+from tieringd.policies.recovery import RestorePlan
 
 
 @dataclass(frozen=True, slots=True)

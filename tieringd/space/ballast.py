@@ -8,23 +8,26 @@ code, so a file that was released by hand comes back only when the disk is all r
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
 from tieringd.broker.ballast_file import BallastFile, find_ballast_path
+from tieringd.broker.disk_use import Filesystems
 from tieringd.errors import LocalFileError, TieringError
-from tieringd.policies.disk_alert import BallastAction, DiskReading, has_room, judge_disk, plan_ballast
+from tieringd.metrics import Metrics
+from tieringd.policies.disk_alert import (
+    AlertSettings,
+    BallastAction,
+    DiskReading,
+    has_room,
+    judge_disk,
+    plan_ballast,
+)
 from tieringd.space.disk_monitor import Rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.broker.disk_use import Filesystems
-    from tieringd.metrics import Metrics
-    from tieringd.policies.disk_alert import AlertSettings
 
 log = structlog.get_logger(__name__)
 

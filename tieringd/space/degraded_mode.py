@@ -13,8 +13,9 @@ clock is wrong. The first rule drops a peer that died long ago. A state that is 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from crc32c import crc32c
@@ -27,17 +28,12 @@ from tieringd.formats.object_keys import (
     disk_state_key,
     parse_disk_state_key,
 )
+from tieringd.metrics import Metrics
+from tieringd.model.disk_state import DiskState
 from tieringd.policies.disk_alert import degraded_nodes
 from tieringd.space.disk_monitor import Rounds
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from tieringd.metrics import Metrics
-    from tieringd.model.disk_state import DiskState
-    from tieringd.space.producer_brake import ProducerBrake
-    from tieringd.storage.base import ObjectInfo, ObjectStore
-
+from tieringd.space.producer_brake import ProducerBrake
+from tieringd.storage.base import ObjectInfo, ObjectStore
 
 log = structlog.get_logger(__name__)
 

@@ -10,22 +10,17 @@ The cache's disk has metrics and a log line of its own, and never makes the brok
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
+from tieringd.broker.disk_use import FilesystemReading, Filesystems
+from tieringd.errors import LocalFileError
+from tieringd.metrics import DiskGauges, Metrics
 from tieringd.model.disk_state import DiskState
-from tieringd.policies.disk_alert import DiskReading, DiskVerdict, alert_line, judge_disk
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from tieringd.broker.disk_use import FilesystemReading, Filesystems
-    from tieringd.errors import LocalFileError
-    from tieringd.metrics import DiskGauges, Metrics
-    from tieringd.policies.disk_alert import AlertSettings
-
+from tieringd.policies.disk_alert import AlertSettings, DiskReading, DiskVerdict, alert_line, judge_disk
 
 log = structlog.get_logger(__name__)
 

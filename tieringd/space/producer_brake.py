@@ -12,25 +12,20 @@ longer: an earlier request to the broker may arrive after the restoration.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from crc32c import crc32c
 
+from tieringd.broker.base import Broker
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.disk_state import QuotaPhase, QuotaRecord, decode_quota_record, encode_quota_record
 from tieringd.formats.object_keys import client_quotas_key
-from tieringd.model.disk_state import PRODUCER_BYTE_RATE
+from tieringd.model.disk_state import PRODUCER_BYTE_RATE, QuotaEntity
 from tieringd.policies.disk_alert import plan_additions, plan_lowering, still_to_lower, still_to_restore
-from tieringd.storage.base import IfAbsent, IfVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tieringd.broker.base import Broker
-    from tieringd.model.disk_state import QuotaEntity
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import IfAbsent, IfVersion, ObjectStore
 
 log = structlog.get_logger(__name__)
 

@@ -15,29 +15,27 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archiving.observer import Followed, Observation, World
 from tieringd.broker.disk_use import DiskUseMeter, directory_uses
-from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, plan_spaces
+from tieringd.config import Config
+from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import Leadership, TopicPartition
+from tieringd.model.segment import LocalSegment
+from tieringd.policies.disk_areas import AreaSettings, DirectoryUse, DiskSpace, plan_spaces
 from tieringd.policies.durability import durable_end
 from tieringd.policies.local_retention import plan_trim
-from tieringd.policies.space_plan import SpaceDemand, SpacePartition, plan_space
+from tieringd.policies.space_plan import SpaceDemand, SpacePartition, SpacePlan, plan_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from tieringd.archiving.observer import Followed, Observation, World
+    # An ordinary import would load the archiver into commands that do not need it.
     from tieringd.archiving.reconciler import Reconciler
-    from tieringd.config import Config
-    from tieringd.metrics import Metrics
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicPartition
-    from tieringd.model.segment import LocalSegment
-    from tieringd.policies.disk_areas import DiskSpace
-    from tieringd.policies.space_plan import SpacePlan
 
 
 log = structlog.get_logger(__name__)

@@ -12,6 +12,7 @@ import asyncio
 import atexit
 import os
 import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from concurrent.futures import wait
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
@@ -24,12 +25,11 @@ from tieringd.metrics import Metrics
 from tieringd.model.segment import JOB_PREFIX
 from tieringd.storage.archive_clock import ArchiveClock
 from tieringd.storage.opening import opened_store
+from tieringd.storage.resilient import ResilientStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Generator
-
+    # An ordinary import would load pydantic and PyYAML into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.storage.resilient import ResilientStore
 
 T = TypeVar("T")
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tieringd.model.segment import SegmentIndex
 from tieringd.spark.record_spans import filtered_batch, record_spans
 
 if TYPE_CHECKING:
+    # An ordinary import would load xxhash into processes that do not need it.
     from tieringd.archive.archive_reader import Batch
-    from tieringd.model.segment import SegmentIndex
 
 
 def holds_any(batch: Batch, keys: frozenset[bytes]) -> bool:

@@ -14,13 +14,14 @@ import numpy as np
 
 from tieringd.formats.records import control_type
 from tieringd.formats.transactions import ReadCommittedFilter
+from tieringd.model.segment import SegmentIndex
 from tieringd.spark.record_spans import NULL, filtered_batch, record_spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    # An ordinary import would load xxhash into processes that do not need it.
     from tieringd.archive.archive_reader import Batch
-    from tieringd.model.segment import SegmentIndex
 
 
 @dataclass(frozen=True, slots=True)

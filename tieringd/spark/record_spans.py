@@ -11,6 +11,7 @@ two.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -20,16 +21,12 @@ from numba.extending import register_jitable
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import decompress
-from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME
+from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, BatchHeader
 from tieringd.formats.records import narrowed_batch
 from tieringd.spark.machine_code import compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
-
-    from tieringd.formats.record_batch import BatchHeader
 
 
 NULL: Final = -1

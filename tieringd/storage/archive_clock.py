@@ -8,19 +8,14 @@ warns operators when the host's clock cannot be trusted.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import structlog
 
 from tieringd.clock import steady_seconds, wall_clock_ms
-from tieringd.policies.retention_time import HostTime, Known, StoreTime, judge_clock
+from tieringd.metrics import Metrics
+from tieringd.policies.retention_time import HostTime, Judgement, Known, StoreTime, judge_clock
 from tieringd.storage.base import TimedStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.metrics import Metrics
-    from tieringd.policies.retention_time import Judgement
 
 log = structlog.get_logger(__name__)
 

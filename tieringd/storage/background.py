@@ -7,12 +7,9 @@ not change a request. A listener of a `ResilientStore` may read it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _is_background: ContextVar[bool] = ContextVar("is_background", default=False)
 

@@ -19,24 +19,21 @@ import io
 import os
 import select
 import socket
+import ssl
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp.payload import Payload
 
 from tieringd.errors import LocalFileError
-from tieringd.storage.base import truncated, unreadable
+from tieringd.storage.base import FileSlice, truncated, unreadable
 from tieringd.storage.threads import finished, outlast
 from tieringd.storage.tls_transport import TlsTransport, send_lent
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable
-    from concurrent.futures import Executor, Future
-
     from aiohttp.abc import AbstractStreamWriter
-
-    from tieringd.storage.base import FileSlice
 
 T = TypeVar("T")
 

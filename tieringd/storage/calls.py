@@ -7,17 +7,15 @@ module (`answers` for `gcs`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import aiohttp
 
 from tieringd.errors import StorageUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TRUST_HINT = "check cloud_storage_trust_file"
 THROTTLING_STATUSES = frozenset({429, 503})

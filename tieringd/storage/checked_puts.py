@@ -25,7 +25,7 @@ import asyncio
 import secrets
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 from crc32c import crc32c
@@ -42,11 +42,7 @@ from tieringd.errors import (
     StorageUnavailable,
     StoreFull,
 )
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
-
-if TYPE_CHECKING:
-    from tieringd.storage.base import Body, Condition, ObjectInfo, ObjectStore
-
+from tieringd.storage.base import Body, Condition, FileSlice, IfAbsent, IfVersion, ObjectInfo, ObjectStore
 
 log = structlog.get_logger(__name__)
 

@@ -19,12 +19,14 @@ import stat
 import threading
 import time
 import uuid
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from posixpath import dirname
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from crc32c import crc32c as crc32c_of
 
@@ -38,19 +40,23 @@ from tieringd.errors import (
     StorageError,
     StorageUnavailable,
     StoreFull,
+    TieringError,
 )
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, Joined, ListPage, ObjectInfo
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfAbsent,
+    IfVersion,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+)
 from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory, sync_directory
 from tieringd.storage.file_tree import WORK_DIRECTORY, copied, crc32c_of_file, name_of, walk
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from tieringd.errors import TieringError
-    from tieringd.storage.base import Body, Condition, JoinSource
 
 T = TypeVar("T")
 

@@ -23,16 +23,13 @@ import errno
 import json
 import os
 import secrets
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import BucketNotFound, ConfigError, StorageDenied, StorageUnavailable
 from tieringd.storage.file_tree import ROOT_MARKER, WORK_DIRECTORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _PROC: Final = Path("/proc/self")
 _NETWORK_TYPES: Final = frozenset(

@@ -11,20 +11,14 @@ thread. They take descriptors, and know neither keys nor paths.
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import StorageUnavailable
-from tieringd.storage.base import FileSlice, truncated, unreadable
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Iterable, Iterator
-
-    from tieringd.storage.base import Body
-
+from tieringd.storage.base import Body, FileSlice, truncated, unreadable
 
 _CHUNK_BYTES = 1 << 20
 

@@ -12,12 +12,10 @@ import json
 import os
 import secrets
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from tieringd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KNOWN_ROOTS_VERSION: Final = 1
 _FILE: Final = "file_roots.json"

@@ -12,22 +12,26 @@ import asyncio
 import os
 from bisect import bisect_right
 from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c as crc32c_of
 
 from tieringd.clock import wall_clock_ms
-from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed
-from tieringd.storage.base import FileSlice, IfVersion, Joined, ListPage, ObjectInfo, truncated
+from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed, TieringError
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfVersion,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+    truncated,
+)
 from tieringd.storage.store_times import StoreTimes
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-
-    from tieringd.errors import TieringError
-    from tieringd.storage.base import Body, Condition, JoinSource
 
 
 @dataclass(frozen=True, slots=True)

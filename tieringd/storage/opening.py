@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from tieringd.errors import ConfigError
 from tieringd.processors import usable_processors
-from tieringd.storage.base import TriedStore
+from tieringd.storage.base import ObjectStore, TriedStore
 from tieringd.storage.checked_puts import require_conditional_writes
 from tieringd.storage.file import FileStore
 from tieringd.storage.file_root import create_root, make_marker
@@ -18,14 +20,11 @@ from tieringd.storage.resilient import ResilientStore, StoreLimits
 from tieringd.storage.settings import AzureSettings, GcsSettings, S3Settings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
     from pydantic import SecretStr
 
+    # An ordinary import would load pydantic and prometheus_client into processes that do not need them.
     from tieringd.config import Config
     from tieringd.metrics import Metrics
-    from tieringd.storage.base import ObjectStore
 
 PLUGIN_GROUP: Final = "tieringd.object_stores"
 """

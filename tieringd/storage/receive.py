@@ -14,25 +14,23 @@ One rule: a connection goes back to the pool only when its body has arrived to t
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import os
 import select
 import socket
+from concurrent.futures import Executor
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from tieringd.errors import StorageUnavailable
+from tieringd.storage.calls import Call
 from tieringd.storage.threads import finished
 from tieringd.storage.tls_transport import TlsTransport, receive_lent
 
 if TYPE_CHECKING:
-    import asyncio
-    from concurrent.futures import Executor
-
     import aiohttp
-
-    from tieringd.storage.calls import Call
 
 
 RECEIVE_FROM_BYTES = 1 << 20

@@ -14,27 +14,27 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.storage.base import ExpiringStore, FileSlice, JoiningStore, KeepingStore
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    ExpiringStore,
+    FileSlice,
+    Joined,
+    JoiningStore,
+    JoinSource,
+    KeepingStore,
+    ListPage,
+    ObjectInfo,
+    ObjectStore,
+)
 from tieringd.storage.checked_puts import PROBE_PREFIX, CheckedPuts
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from tieringd.storage.base import (
-        Body,
-        Condition,
-        Joined,
-        JoinSource,
-        ListPage,
-        ObjectInfo,
-        ObjectStore,
-    )
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    # An ordinary import would load aiobotocore into processes that do not need it.
     from tieringd.storage.s3.credentials import CredentialsSource
 
 

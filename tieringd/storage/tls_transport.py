@@ -18,15 +18,12 @@ import contextlib
 import select
 import socket
 import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohappyeyeballs
 import aiohttp
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 _READ_BYTES = 64 << 10
 _READS_AT_ONCE = 16  # Then other connections get their turn.

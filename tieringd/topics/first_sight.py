@@ -9,19 +9,15 @@ keep their local properties, and so do those whose tiering is switched on later.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from tieringd.broker.base import Broker
+from tieringd.config import TopicConfig
+from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.policies.local_retention import UNLIMITED, RequestedRetention, initial_retention
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.broker.base import Broker
-    from tieringd.config import TopicConfig
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.formats.topic_manifest import TieringDefaults
-    from tieringd.topics.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry
 
 
 class FirstSight:

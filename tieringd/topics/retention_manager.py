@@ -10,22 +10,19 @@ between, and `tieringd topic release` restores them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import structlog
 
+from tieringd.broker.base import Broker
+from tieringd.config import TopicConfig
 from tieringd.errors import BrokerDenied
+from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import OriginalRetention, TopicManifest
 from tieringd.policies.local_retention import UNLIMITED
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.broker.base import Broker
-    from tieringd.config import TopicConfig
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.topics.topic_registry import TopicRegistry
+from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
 

@@ -8,23 +8,18 @@ topics costs ten requests a round.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey, parse_topic_manifest_key
-from tieringd.formats.topic_manifest import Archiving
+from tieringd.formats.topic_manifest import Archiving, TieringDefaults, TopicManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.topic_lifecycle import Lifecycle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.formats.topic_manifest import TieringDefaults, TopicManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
 

@@ -11,34 +11,25 @@ whether it can be read.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.archive.manifest_store import StoredManifest
+from tieringd.archive.manifest_store import ManifestStore, StoredManifest
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.errors import CorruptDataError, PreconditionFailed, StorageUnavailable
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
-from tieringd.formats.object_keys import damaged_copy_key, manifest_key, topic_manifest_key
+from tieringd.formats.object_keys import TopicKey, damaged_copy_key, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.spilling import part_to_spill, spilled, with_parts
-from tieringd.policies.scrub import FaultKind, TopicState
+from tieringd.policies.scrub import FaultKind, Owner, TopicState
 from tieringd.policies.spillover import plan_spillover
-from tieringd.storage.base import IfVersion
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Owner
-    from tieringd.storage.base import ObjectStore
-
+from tieringd.storage.base import IfVersion, ObjectStore
 
 _OF_TOPICS = frozenset({FaultKind.TOPIC_MANIFEST_DAMAGED, FaultKind.TOPIC_MANIFEST_MISSING})
 

@@ -9,23 +9,18 @@ The listing gives names and sizes only; no object is read.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.archive.segment_swap import load_rewriting
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import manifest_key, owner_of, parse_data_key, parse_rewriting_key
+from tieringd.formats.object_keys import DataKey, manifest_key, owner_of, parse_data_key, parse_rewriting_key
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import SegmentIdentity
 from tieringd.policies.standing_rewritings import RecordedRewriting
 from tieringd.storage.at_once import at_once
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.formats.object_keys import DataKey
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.storage.base import ObjectInfo, ObjectStore
-
+from tieringd.storage.base import ObjectInfo, ObjectStore
 
 INDEX_SUFFIX: Final = ".index"
 PREFIXES: Final = tuple("0123456789abcdef")

@@ -13,32 +13,22 @@ Storing the same again writes the same object.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.archive.rebuild.object_listing import require_data_key
-from tieringd.archive.scrub.data_scan import renamed_by, scan_object
+from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archive.rebuild.object_listing import ListedSegment, require_data_key
+from tieringd.archive.scrub.data_scan import DataIndexer, renamed_by, scan_object
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import data_key, index_key
-from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, parse_header
-from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.formats.object_keys import DataKey, data_key, index_key
+from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, BatchHeader, parse_header
+from tieringd.formats.segment_scan import SegmentScan, SegmentScanner
 from tieringd.formats.sidecar import decode_sidecar
-from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, RemoteSegment
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, RemoteSegment, SegmentIndex
 from tieringd.policies.manifest_rebuild import StoredSegment
-from tieringd.storage.base import JoinSource
-
-if TYPE_CHECKING:
-    from tieringd.archive.object_joiner import ObjectJoiner
-    from tieringd.archive.rebuild.object_listing import ListedSegment
-    from tieringd.archive.scrub.data_scan import DataIndexer
-    from tieringd.formats.object_keys import DataKey
-    from tieringd.formats.record_batch import BatchHeader
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import SegmentIndex
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import JoinSource, ObjectStore
 
 
 class LostIndexes:

@@ -13,33 +13,26 @@ data object gets another name with it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from tieringd.archive.archive_reader import ArchiveReader
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.records import control_type
-from tieringd.formats.segment_scan import SegmentScanner
+from tieringd.formats.segment_scan import SegmentScan, SegmentScanner
 from tieringd.formats.sidecar import decode_sidecar_of, encode_sidecar
 from tieringd.formats.transactions import MarkerSearch
-from tieringd.model.segment import NO_CRC, SegmentIndex
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, AbortedTransaction, RemoteSegment, SegmentIndex
 from tieringd.policies.scrub import Seen
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from tieringd.archive.archive_reader import ArchiveReader
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import AbortedTransaction, RemoteSegment
-    from tieringd.storage.base import ObjectStore
-
 
 SCAN_BYTES = 4 << 20
 """How much is fetched at once: large enough for a distant store, small enough for the processor's cache."""

@@ -18,11 +18,13 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import xxhash
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.spilled_chain import SpilledChain, SpilledTally
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
@@ -34,12 +36,17 @@ from tieringd.formats.object_keys import (
     topic_key,
     topic_manifest_key,
 )
+from tieringd.formats.topic_manifest import TopicManifest
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.spillover import SpilloverManifest, SpilloverName
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.scrub import (
     INDEX_SUFFIX,
     FaultKind,
     Finding,
     Keep,
+    Orphan,
     Owner,
     StoredObject,
     TopicState,
@@ -50,19 +57,8 @@ from tieringd.policies.scrub import (
     twice_named_findings,
 )
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.spillover import SpilloverManifest, SpilloverName
-    from tieringd.policies.scrub import Orphan
-    from tieringd.storage.base import ObjectStore
-
 
 _RECORD: Final = re.compile(r"(/rewriting\.)[^/]+$")
 

@@ -11,24 +11,20 @@ A scrub may be interrupted after any number of requests, and resumes at its curs
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.segment_look import SegmentLooker
 from tieringd.archive.scrub.spilled_chain import SpilledChain, SpilledTally
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import data_key, manifest_key
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spillover import SpilloverName
 from tieringd.policies.scrub import FaultKind, Finding, manifest_findings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.model.spillover import SpilloverName
-    from tieringd.storage.base import ObjectStore
+from tieringd.storage.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,27 +12,22 @@ Faults are returned in words.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from tieringd.archive.archive_reader import CHUNK_BYTES
 from tieringd.archive.scrub.data_scan import scan_data
+from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
+from tieringd.formats.segment_scan import SegmentScan
 from tieringd.formats.sidecar import decode_sidecar_of
-from tieringd.model.segment import NO_CRC
-from tieringd.policies.scrub import Seen, segment_findings
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_CRC, RemoteSegment, SegmentIndex
+from tieringd.policies.scrub import Finding, Seen, segment_findings
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from tieringd.archive.spillover_manifests import SpilloverManifests
-    from tieringd.formats.segment_scan import SegmentScan
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.policies.scrub import Finding
-    from tieringd.storage.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,25 +8,21 @@ belong to the archive. Memory and cache are not used, because the stored objects
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.manifest_codec import decode_spillover
 from tieringd.formats.object_keys import spillover_key
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment_table import SegmentTable
+from tieringd.model.spillover import SpilloverManifest, SpilloverName
 from tieringd.policies.scrub import FaultKind, Finding, spillover_tally_finding
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.model.spillover import SpilloverManifest, SpilloverName
-    from tieringd.storage.base import ObjectStore
 
 
 @dataclass(frozen=True, slots=True)

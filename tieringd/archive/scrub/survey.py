@@ -11,9 +11,11 @@ is being purged are left out: their manifests name objects that are already dele
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch, Owners
 from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
@@ -23,19 +25,12 @@ from tieringd.formats.object_keys import (
     topic_key,
     topic_manifest_key,
 )
-from tieringd.policies.scrub import FaultKind, Finding
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import FaultKind, Finding, Orphan, Owner
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
+from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Orphan, Owner
-    from tieringd.storage.base import ObjectStore
-
 
 PARTITIONS_AT_ONCE: Final = 16
 PREFIXES: Final = tuple("0123456789abcdef")

@@ -7,27 +7,21 @@ The comparison reads the objects and files themselves, and relies on no report o
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import whole_batches_bytes
-from tieringd.cli.demo.journal import record_digest
+from tieringd.cli.demo.journal import PartitionJournal, record_digest
+from tieringd.cli.demo.view import PartitionView
+from tieringd.daemon.archive import Archive
 from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import HEADER_BYTES, check_crc, parse_header
-from tieringd.formats.records import iter_records
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tieringd.cli.demo.journal import PartitionJournal
-    from tieringd.cli.demo.view import PartitionView
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.records import Record
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
+from tieringd.formats.records import Record, iter_records
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
 
 
 @dataclass(slots=True)

@@ -6,14 +6,11 @@ It has a digest of every record and, where the writer knows the bytes, of every 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.partition import TopicPartition
 
 Headers = tuple[tuple[str, bytes | None], ...]
 

@@ -11,27 +11,23 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rich.live import Live
 
 from tieringd.cli.demo.comparison import Comparison, compare
+from tieringd.cli.demo.journal import Journal
 from tieringd.cli.demo.view import look, table
-from tieringd.config import load_config
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config, load_config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import TieringError
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     from rich.console import Console
-
-    from tieringd.cli.demo.journal import Journal
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
 
 _REFRESH_SECONDS = 0.5
 _PLAIN_REFRESH_SECONDS = 5.0

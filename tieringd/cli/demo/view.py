@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
+from tieringd.cli.demo.journal import Journal
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive
 from tieringd.errors import LocalFileError
-from tieringd.model.partition import TopicIdPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.cli.demo.journal import Journal
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.local_log import LocalLog
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.local_log import LocalLog
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition, TopicPartition
 
 _MIB = 1 << 20
 

@@ -12,21 +12,17 @@ import base64
 import random
 import time
 from hashlib import blake2b, sha256
+from io import BufferedWriter
 from itertools import cycle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from tieringd.cli.demo.journal import Journal
 from tieringd.clock import wall_clock_ms
 from tieringd.formats.checkpoints import encode_epoch_checkpoint, encode_partition_metadata
 from tieringd.formats.compression import Codec
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.record_batch import NewRecord, encode_batch
-
-if TYPE_CHECKING:
-    from io import BufferedWriter
-    from pathlib import Path
-
-    from tieringd.cli.demo.journal import Journal
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.partition import TopicPartition
 
 SEGMENT_BYTES = 1 << 20
 RECORDS_PER_BATCH = 64

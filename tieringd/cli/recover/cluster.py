@@ -8,37 +8,29 @@ together with the marks at which a next attempt continues (`formats.recovery_mar
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from tieringd.broker.kafka_target import TargetCluster
+from tieringd.archive.catalog import ArchivedTopic
+from tieringd.broker.kafka_target import TargetCluster, TargetTopic
+from tieringd.cli.recover.options import Validation
 from tieringd.cli.recover.progress import RecordProgress
-from tieringd.cli.recover.selection import matching_once, repeated
-from tieringd.cli.recover.validation import MISSING, missing, validated
+from tieringd.cli.recover.selection import Wanted, matching_once, repeated
+from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
 from tieringd.clock import wall_clock_ms
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.daemon.beside import kafka_settings
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.metrics import Metrics
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.segment import RemoteSegment
 from tieringd.policies.recovery import KEEPING, Renaming, RestoreLimits, plan_restore, target_fault
-from tieringd.recovery.republisher import Republisher, first_codec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.broker.kafka_target import TargetTopic
-    from tieringd.cli.recover.options import Validation
-    from tieringd.cli.recover.selection import Wanted
-    from tieringd.cli.recover.validation import Findings
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.recovery.republisher import RepublishedPartition
+from tieringd.recovery.republisher import RepublishedPartition, Republisher, first_codec
 
 REPORTED = (
     "topic",

@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from tieringd.archive.catalog import ArchivedTopic
 from tieringd.broker.log_dir import scan_log_dirs
 from tieringd.broker.restored_log import RestoredLog
 from tieringd.cli.recover.options import Validation
 from tieringd.cli.recover.progress import ByteProgress
 from tieringd.cli.recover.selection import Wanted, matching_once
 from tieringd.cli.recover.validation import MISSING, Findings, missing, validated
-from tieringd.daemon.archive import opened_archive
+from tieringd.config import Config
+from tieringd.daemon.archive import Archive, opened_archive
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
-from tieringd.model.partition import NO_TOPIC_ID
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.recovery import RestoreLimits, plan_restore
-from tieringd.recovery.restorer import Restorer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.config import Config
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.recovery.restorer import RestoredPartition
+from tieringd.recovery.restorer import RestoredPartition, Restorer
 
 REPORTED = (
     "topic",

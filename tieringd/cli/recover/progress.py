@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import typer
 
 from tieringd.cli.human import human_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from tieringd.formats.records import Record
-    from tieringd.model.partition import TopicIdPartition
+from tieringd.formats.records import Record
+from tieringd.model.partition import TopicIdPartition
 
 SECONDS_BETWEEN = 2.0
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from tieringd.archive.catalog import ArchivedTopic
+from tieringd.daemon.archive import Archive
 from tieringd.errors import ConfigError, ObjectNotFound
+from tieringd.formats.object_keys import TopicKey
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.daemon.archive import Archive
-    from tieringd.formats.object_keys import TopicKey
 
 LISTED = (
     "cluster",

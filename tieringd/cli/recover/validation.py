@@ -7,19 +7,15 @@ refuse a damaged archive before anything is written. Gaps are no reason to refus
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from tieringd.archive.catalog import ArchivedTopic
 from tieringd.cli.recover.options import Validation
+from tieringd.daemon.archive import Archive
 from tieringd.errors import CorruptDataError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.daemon.archive import Archive
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 
 MISSING = "missing_manifest"
 

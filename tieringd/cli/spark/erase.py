@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,9 +24,6 @@ from tieringd.cli.spark.running import run_job
 from tieringd.cli.spark.session import optional_parts
 from tieringd.errors import ConfigError
 from tieringd.spark.jobs.erased_keys import KeyEncoding, decoded_key, read_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def erase(

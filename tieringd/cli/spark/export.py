@@ -6,6 +6,7 @@ An option that belongs to the other target format is an error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -29,8 +30,7 @@ from tieringd.cli.spark.session import optional_parts
 from tieringd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
+    # An ordinary import would load pyspark and pyiceberg into processes that do not need them.
     from tieringd.spark.jobs.export.iceberg_target import IcebergTarget
     from tieringd.spark.jobs.export.parquet_target import ParquetTarget
 

@@ -10,23 +10,21 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import typer
 
 from tieringd.cli.options import OutputFormat, loaded
 from tieringd.cli.spark.session import interruptible, is_submitted, parse_conf, spark_session
+from tieringd.config import Config
 from tieringd.errors import ConfigError, LocalFileError
+from tieringd.spark.jobs.progress import Progress
+from tieringd.spark.jobs.report import Report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
-
-    from tieringd.config import Config
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Report
 
 
 SECONDS_BETWEEN = 10.0

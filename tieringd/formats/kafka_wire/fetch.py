@@ -17,8 +17,9 @@ decides about the content of a replacement.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
@@ -26,10 +27,6 @@ from tieringd.formats.kafka_wire.cursor import Cursor, uvarint
 from tieringd.formats.kafka_wire.pieces import Piece, size_of
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api, RequestHead, is_flexible, request_body
 from tieringd.formats.kafka_wire.walk import Walk
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
 
 FIRST_SESSIONS: Final = 7
 FIRST_EPOCHS: Final = 9

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import struct
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from types import ModuleType
+from typing import Any, Final
 
 from kio.index import load_payload_module, load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
@@ -18,12 +19,7 @@ from kio.static.constants import EntityType
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import Cursor
-from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-    from tieringd.formats.kafka_wire.request_header import RequestHead
+from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, RequestHead
 
 _SIZE: Final = struct.Struct(">i")
 _FRAME: Final = struct.Struct(">ii")

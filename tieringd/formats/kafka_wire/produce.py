@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
+from uuid import UUID
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import Cursor
@@ -22,16 +23,11 @@ from tieringd.formats.kafka_wire.request_header import (
     KNOWN_VERSIONS,
     SIZE_BYTES,
     Api,
+    RequestHead,
     is_flexible,
     request_body,
 )
 from tieringd.formats.kafka_wire.walk import Walk
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from tieringd.formats.kafka_wire.request_header import RequestHead
-
 
 FIRST_LOG_START: Final = 5
 """The first version of Produce whose responses have a log start."""

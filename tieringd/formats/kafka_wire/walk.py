@@ -8,14 +8,11 @@ subclass for a message knows the meaning of the fields.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.cursor import Cursor, IncompleteMessage
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class Walk:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES, Unpacker
@@ -25,9 +25,7 @@ from tieringd.formats.record_batch import (
     parse_header,
 )
 from tieringd.formats.transactions import ReadCommittedFilter
-
-if TYPE_CHECKING:
-    from tieringd.model.segment import AbortedTransaction
+from tieringd.model.segment import AbortedTransaction
 
 _LENGTH = struct.Struct(">8xi")
 

@@ -13,8 +13,9 @@ that it uses from other files never change.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from llvmlite.ir import IntType
@@ -30,9 +31,6 @@ from tieringd.formats.record_batch import (
 )
 from tieringd.spark.decoder.layouts import BATCH, CORRUPT, CURSOR, DONE, FULL, NULL_TIME, ROWS
 from tieringd.spark.machine_code import compiled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 F = TypeVar("F")
 Long: TypeAlias = Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -11,8 +12,6 @@ from tieringd.spark.decoder.layouts import NULL_TIME, ROWS
 from tieringd.spark.decoder.schema import HEADER_TYPE, arrow_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     Numbers: TypeAlias = NDArray[Any]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import pyarrow as pa
 
 from tieringd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 COLUMNS: Final[tuple[str, ...]] = (
     "key",

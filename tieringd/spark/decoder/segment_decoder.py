@@ -8,6 +8,7 @@ copied. `formats.records` reads the same format slowly, and finds the fault of a
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -25,8 +26,6 @@ from tieringd.spark.decoder.layouts import BATCH, CORRUPT, CURSOR, DONE, FULL
 from tieringd.spark.decoder.row_buffer import RowBuffer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from numpy.typing import NDArray
 
     Table: TypeAlias = NDArray[np.void]

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment_table import SegmentTable
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.spark.jobs.topic_choice import matches, unmatched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
+    # An ordinary import would load prometheus_client and xxhash into processes that do not need them.
     from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
     from tieringd.spark.bucket import Bucket
 
 TASK_BYTES: Final = 64 << 20

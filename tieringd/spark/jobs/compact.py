@@ -16,41 +16,33 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
+from tieringd.archive.segment_swap import Successor
+from tieringd.config import Config
 from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
 from tieringd.errors import ConfigError
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.policies.rewriting import Remainder, plan_rewrites
 from tieringd.policies.segment_merge import job_limit_offset
-from tieringd.spark.bucket import bucket_of
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
-from tieringd.spark.jobs.compaction_range import CompactOptions, compaction_range
+from tieringd.spark.jobs.compaction_range import CompactionRange, CompactOptions, compaction_range
 from tieringd.spark.jobs.compaction_tasks import KEY_SCHEMA, KeyReader, RunRewriter
-from tieringd.spark.jobs.progress import silent, spark_may_be_gone, watched
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.progress import Progress, silent, spark_may_be_gone, watched
+from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.spark.jobs.tasks import failures_in_words
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tieringd.archive.segment_swap import Successor
-    from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.compaction_range import CompactionRange
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 EXPECTED_COLUMNS: Final = (
     "topic",

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import history_link_key, topic_key
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import NO_TIMESTAMP
+from tieringd.model.segment_table import SegmentTable
 from tieringd.policies.record_removal import CompactionBasis, may_drop_tombstones
+from tieringd.spark.bucket import Bucket
 from tieringd.spark.jobs.compaction_tasks import Run
 from tieringd.spark.latest_records import CompactionRules
-
-if TYPE_CHECKING:
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.spark.bucket import Bucket
 
 DELETE_RETENTION_MS: Final = 86_400_000
 """Time that tombstones stay; Kafka's default of `delete.retention.ms`."""

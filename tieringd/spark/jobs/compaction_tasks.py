@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -10,28 +11,24 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from crc32c import crc32c
 
-from tieringd.archive.archive_reader import checked_batches, require_checksum
+from tieringd.archive.archive_reader import Batch, checked_batches, require_checksum
 from tieringd.archive.segment_rewriter import SegmentRewriter
+from tieringd.archive.segment_swap import Successor
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
-from tieringd.spark.bucket import bucket_of
-from tieringd.spark.latest_records import LatestCut, LatestKeys
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
+from tieringd.spark.bucket import Bucket, bucket_of
+from tieringd.spark.jobs.chosen import Share
+from tieringd.spark.latest_records import CompactionRules, LatestCut, LatestKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from numpy.typing import NDArray
     from pyspark import Broadcast
     from pyspark.sql import Row
 
-    from tieringd.archive.archive_reader import Batch
-    from tieringd.archive.segment_swap import Successor
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.chosen import Share
-    from tieringd.spark.latest_records import CompactionRules
 
 
 KEYS_HELD_MAX: Final = 500_000

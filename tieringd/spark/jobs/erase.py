@@ -15,6 +15,7 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
-from tieringd.archive.segment_swap import held_in
+from tieringd.archive.segment_swap import Successor, held_in
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound, TieringError
 from tieringd.formats.job_records import (
     ErasedPartition,
@@ -33,13 +34,15 @@ from tieringd.formats.job_records import (
     encode_erasure_request,
 )
 from tieringd.formats.object_keys import data_key, erasure_key
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
-from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
+from tieringd.spark.bucket import Bucket, bucket_of
+from tieringd.spark.jobs.chosen import Share, chosen_partitions, rounds, shares
 from tieringd.spark.jobs.erased_keys import fingerprints
 from tieringd.spark.jobs.leftovers import Leftovers, find_leftovers, search, suspect_faults
-from tieringd.spark.jobs.progress import silent, watched
-from tieringd.spark.jobs.report import Report
+from tieringd.spark.jobs.progress import Progress, silent, watched
+from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import (
     Outcome,
     SwapKind,
@@ -53,19 +56,11 @@ from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.key_eraser import ErasureCut
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
     from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
-    from tieringd.archive.segment_swap import Successor
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.chosen import Share
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 
 @dataclass(frozen=True, slots=True)

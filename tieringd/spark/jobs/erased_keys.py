@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import binascii
 import hashlib
+from collections.abc import Collection
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tieringd.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
 
 
 class KeyEncoding(StrEnum):

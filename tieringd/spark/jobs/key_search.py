@@ -10,33 +10,30 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.chosen import chosen_partitions, rounds, shares
+from tieringd.spark.jobs.chosen import Share, chosen_partitions, rounds, shares
 from tieringd.spark.jobs.leftovers import find_leftovers, suspect_faults
 from tieringd.spark.jobs.leftovers import search as search_objects
-from tieringd.spark.jobs.progress import silent
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.tasks import run_tasks
 from tieringd.spark.key_eraser import ErasureCut
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.spark.jobs.chosen import Share
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 
 @dataclass(frozen=True, slots=True)

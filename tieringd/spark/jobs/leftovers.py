@@ -10,6 +10,7 @@ partitions a fault. Nothing is changed here.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,10 +25,12 @@ from tieringd.formats.object_keys import (
     parse_joined_part_key,
     parse_quarantined_key,
 )
-from tieringd.policies.scrub import TopicState, is_named
-from tieringd.spark.bucket import bucket_of
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import Owner, TopicState, is_named
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import TASK_BYTES
-from tieringd.spark.jobs.progress import watched
+from tieringd.spark.jobs.progress import Progress, watched
 from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.jobs.topic_choice import matches
 from tieringd.spark.key_eraser import holds_any
@@ -35,17 +38,11 @@ from tieringd.storage.at_once import at_once
 from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
-
     from pyspark import Broadcast
     from pyspark.sql import SparkSession
 
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Owner
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.progress import Progress
 
 PARTITIONS_AT_ONCE = 16
 SUSPECTS_TOLD_MAX = 20

@@ -13,36 +13,30 @@ from __future__ import annotations
 import secrets
 import tempfile
 from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge, index_of_parts, store_merged
 from tieringd.archive.segment_swap import Successor
+from tieringd.config import Config
 from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import topic_key
-from tieringd.model.segment import JOB_PREFIX
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import JOB_PREFIX, RemoteSegment
 from tieringd.policies.segment_merge import job_limit_offset, plan_merges
-from tieringd.spark.bucket import bucket_of
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.chosen import chosen_partitions, loaded_again
-from tieringd.spark.jobs.progress import silent, watched
-from tieringd.spark.jobs.report import Report
+from tieringd.spark.jobs.progress import Progress, silent, watched
+from tieringd.spark.jobs.report import Report, Value
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.spark.jobs.tasks import failures_in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-
     from pyspark.sql import SparkSession
-
-    from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 RUNS_AT_ONCE: Final = 1_000
 """Runs between two rounds of swaps."""

@@ -8,7 +8,9 @@ the first tier and without a discount. An operator can give others in a file.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -16,9 +18,7 @@ import yaml
 from tieringd.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
+    # An ordinary import would load pydantic and xxhash into processes that do not need them.
     from tieringd.config import Config
 
 _BESIDE_PARTS: Final = {"s3": 2, "azure": 1}

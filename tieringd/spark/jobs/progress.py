@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
 POLL_SECONDS = 1.0

@@ -10,20 +10,34 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tieringd.archive.rebuild.manifest_writer import ManifestWriter, PartitionStanding, Standing, standing_of
-from tieringd.archive.rebuild.object_listing import list_partitions, recorded_rewritings
+from tieringd.archive.rebuild.object_listing import (
+    ListedPartition,
+    RecordedRewritings,
+    list_partitions,
+    recorded_rewritings,
+)
 from tieringd.archive.rebuild.stored_segments import Unusable
 from tieringd.archive.scrub.orphan_search import Owners
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.object_keys import TopicKey, data_key, topic_key
-from tieringd.model.segment import JOB_PREFIX
-from tieringd.policies.manifest_rebuild import RebuildPlan, kept_from, plan_rebuild, rebuilt_manifest
-from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.progress import silent
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import JOB_PREFIX, RemoteSegment
+from tieringd.policies.manifest_rebuild import (
+    RebuildPlan,
+    StoredSegment,
+    kept_from,
+    plan_rebuild,
+    rebuilt_manifest,
+)
+from tieringd.spark.bucket import Bucket, bucket_of
+from tieringd.spark.jobs.progress import Progress, silent
 from tieringd.spark.jobs.rebuild_report import RebuiltPartition, RebuiltTopic, rebuild_report
 from tieringd.spark.jobs.rebuild_tasks import (
     plan_index_tasks,
@@ -31,25 +45,16 @@ from tieringd.spark.jobs.rebuild_tasks import (
     read_segments,
     remake_indexes,
 )
-from tieringd.spark.jobs.tasks import spread_over
+from tieringd.spark.jobs.report import Report
+from tieringd.spark.jobs.tasks import Spread, spread_over
 from tieringd.spark.jobs.topic_choice import is_chosen_by, unmatched
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pyspark.sql import SparkSession
 
-    from tieringd.archive.rebuild.object_listing import ListedPartition, RecordedRewritings
+    # An ordinary import would load pydantic and PyYAML into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.manifest_rebuild import StoredSegment
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Report
-    from tieringd.spark.jobs.tasks import Spread
 
 PARTITIONS_AT_ONCE: Final = 16
 BATCH_OBJECTS: Final = 100_000

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from tieringd.archive.rebuild.manifest_writer import PartitionStanding, Standing
-from tieringd.formats.object_keys import data_key
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.formats.object_keys import TopicKey, data_key
+from tieringd.model.manifest import PartitionManifest
+from tieringd.policies.manifest_rebuild import RebuildPlan
+from tieringd.spark.jobs.report import Report, Table, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
+    # An ordinary import would load the code of the rebuild into processes that do not need it.
     from tieringd.archive.rebuild.stored_segments import Unusable
-    from tieringd.formats.object_keys import TopicKey
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.policies.manifest_rebuild import RebuildPlan
-    from tieringd.spark.jobs.report import Value
 
 
 @dataclass(frozen=True, slots=True)

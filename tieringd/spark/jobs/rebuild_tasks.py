@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archive.rebuild.stored_segments import LostIndexes, stored_segment
+from tieringd.archive.rebuild.object_listing import ListedSegment
+from tieringd.archive.rebuild.stored_segments import LostIndexes, Unusable, stored_segment
 from tieringd.archive.scrub.data_scan import DataIndexer
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
+from tieringd.policies.manifest_rebuild import StoredSegment
 from tieringd.spark.bucket import bucket_of
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from tieringd.archive.rebuild.object_listing import ListedSegment
-    from tieringd.archive.rebuild.stored_segments import Unusable
+    # An ordinary import would load pydantic and PyYAML into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.manifest_rebuild import StoredSegment
 
 SEGMENTS_AT_ONCE: Final = 8
 """Segments that a task reads at once: most of its time is spent waiting for small indexes."""

@@ -10,36 +10,30 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.archive.scrub.segment_look import SegmentLooker
-from tieringd.archive.scrub.survey import Surveyor
-from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.progress import silent
-from tieringd.spark.jobs.report import Report, Table
-from tieringd.spark.jobs.segment_tasks import plan_segment_tasks
-from tieringd.spark.jobs.tasks import spread_over
+from tieringd.archive.scrub.survey import Survey, Surveyor
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
+from tieringd.policies.scrub import Finding
+from tieringd.spark.bucket import Bucket, bucket_of
+from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.report import Report, Table, Value
+from tieringd.spark.jobs.segment_tasks import SegmentTask, plan_segment_tasks
+from tieringd.spark.jobs.tasks import Spread, spread_over
 from tieringd.spark.jobs.topic_choice import is_chosen_by, require_matched
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from pyspark.sql import SparkSession
 
-    from tieringd.archive.scrub.survey import Survey
+    # An ordinary import would load pydantic and PyYAML into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.policies.scrub import Finding
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
-    from tieringd.spark.jobs.segment_tasks import SegmentTask
-    from tieringd.spark.jobs.tasks import Spread
 
 SEGMENTS_AT_ONCE = 2
 """Segments that a task reads at once. While one is checked, the first bytes of the next are fetched."""

@@ -6,14 +6,12 @@ A task has rows of segment tables, some tens of bytes for each segment of any si
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment_table import SegmentTable
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment_table import SegmentTable
 
 TASKS_PER_CORE: Final = 6
 """Enough tasks that no core waits long for the last one."""

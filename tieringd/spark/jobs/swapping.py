@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from tieringd.archive.retired_objects import delete_retired
-from tieringd.archive.segment_swap import SegmentSwap
+from tieringd.archive.segment_swap import SegmentSwap, Successor, Swapped
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.spark.jobs.report import Table
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.record_removal import CompactionBasis
+from tieringd.spark.jobs.report import Table, Value
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
-
-    from tieringd.archive.segment_swap import Successor, Swapped
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.record_removal import CompactionBasis
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.report import Value
 
 CHANGED_MEANWHILE = "someone else has replaced the same segments meanwhile. Run the job again"
 _ALL_TIMES_MS = 2**62

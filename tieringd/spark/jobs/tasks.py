@@ -8,20 +8,17 @@ keeps it open for later tasks (`spark.bucket`).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tieringd.errors import TieringError
-from tieringd.spark.jobs.progress import watched
+from tieringd.spark.jobs.progress import Progress, watched
 from tieringd.spark.worker_process import spare_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from pyspark.sql import SparkSession
-
-    from tieringd.spark.jobs.progress import Progress
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from tieringd.errors import ObjectNotFound
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
 
 
 def matches(name: str, topics: Collection[str]) -> bool:

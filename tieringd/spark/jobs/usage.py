@@ -9,33 +9,28 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tieringd.archive.scrub.survey import ScrubbedTopics
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.scrub import Finding
 from tieringd.spark.bucket import bucket_of
-from tieringd.spark.jobs.prices import list_prices
-from tieringd.spark.jobs.progress import silent, watched
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.prices import Prices, list_prices
+from tieringd.spark.jobs.progress import Progress, silent, watched
+from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.jobs.topic_choice import is_chosen_by, require_matched
-from tieringd.spark.jobs.usage_rows import SCHEMA, count_partitions
+from tieringd.spark.jobs.usage_rows import SCHEMA, DayOf, count_partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from datetime import date
-
     from pyspark.sql import DataFrame, Row, SparkSession
 
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Finding
-    from tieringd.spark.jobs.prices import Prices
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
-    from tieringd.spark.jobs.usage_rows import DayOf
 
 TASKS_PER_CORE = 8
 _SUMS = ("segments", "held_bytes", "retired_segments", "retired_bytes", "index_bytes", "write_requests")

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.model.segment import NO_TIMESTAMP
-from tieringd.spark.bucket import bucket_of
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
+from tieringd.model.segment_table import SegmentTable
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.jobs.prices import UploadRequests
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
+    # An ordinary import would load pydantic into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-    from tieringd.model.segment_table import SegmentTable
-    from tieringd.spark.bucket import Bucket
 
 DayOf: TypeAlias = Literal["upload", "record"]
 """What decides about a segment's day: its upload, or its newest record."""

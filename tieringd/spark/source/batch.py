@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tieringd.spark.source.offsets import OffsetFinder, require_order
 from tieringd.spark.source.segment_spans import OffsetRange
 from tieringd.spark.source.topics import Topics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import pyarrow as pa
-    from pyspark.sql.datasource import InputPartition
 
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.source.request import Request
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import structlog
 
 from tieringd.errors import DataLossError
-
-if TYPE_CHECKING:
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicPartition
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicPartition
 
 log = structlog.get_logger(__name__)
 

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import DataSource
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.source.batch import BatchReader
     from tieringd.spark.source.request import Request
     from tieringd.spark.source.stream import StreamReader

@@ -7,9 +7,12 @@ record with that time or a later one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from tieringd.spark.source.data_loss import Loss
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicPartition
+from tieringd.spark.source.data_loss import Loss, OnLoss
 from tieringd.spark.source.option_values import fault
 from tieringd.spark.source.positions import (
     EARLIEST_OFFSET,
@@ -18,19 +21,15 @@ from tieringd.spark.source.positions import (
     AtTime,
     AtTimes,
     Edge,
+    Position,
 )
+from tieringd.spark.source.topics import Archived
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicPartition
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.data_loss import OnLoss
     from tieringd.spark.source.options import OnNoMatch
-    from tieringd.spark.source.positions import Position
-    from tieringd.spark.source.topics import Archived
 
 LOOKUPS_AT_ONCE: Final = 16
 _NOTHING: Final = (0, 0)

@@ -7,16 +7,12 @@ Names of options are case-insensitive. An error begins with the name of its opti
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from tieringd.config.units import DURATION, SIZE, parse_quantity
+from tieringd.config.units import DURATION, SIZE, Quantity, parse_quantity
 from tieringd.errors import ConfigError
 from tieringd.model.partition import TopicPartition
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tieringd.config.units import Quantity
 
 T = TypeVar("T")
 _FLAGS = {"true": True, "false": False}

@@ -8,9 +8,10 @@ options for the archive's place; this module only knows their names.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast
 
 import structlog
 
@@ -19,9 +20,6 @@ from tieringd.spark.decoder import COLUMNS
 from tieringd.spark.source.option_values import OptionValues, fault
 from tieringd.spark.source.positions import Position, read_end, read_start
 from tieringd.spark.source.settings import PROPERTIES, STORE_OPTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 log = structlog.get_logger(__name__)
 

@@ -9,15 +9,13 @@ meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
 
 SPAN_COST_BYTES: Final = 256 << 10
 """The cost of opening a segment: two requests take as long as reading this many bytes."""

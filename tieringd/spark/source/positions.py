@@ -7,17 +7,13 @@ time for each, then offsets.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from tieringd.spark.source.option_values import fault
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.model.partition import TopicPartition
-    from tieringd.spark.source.option_values import OptionValues
+from tieringd.model.partition import TopicPartition
+from tieringd.spark.source.option_values import OptionValues, fault
 
 LATEST_OFFSET: Final = -1
 EARLIEST_OFFSET: Final = -2

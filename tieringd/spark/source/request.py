@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
-from tieringd.spark.bucket import bucket_of
+from tieringd.spark.bucket import Bucket, bucket_of
 from tieringd.spark.source.data_loss import LossRule
 from tieringd.spark.source.option_values import OptionValues, fault
 from tieringd.spark.source.options import SourceOptions, parse_options, read_columns
-from tieringd.spark.source.planning import plan_tasks
+from tieringd.spark.source.planning import Span, plan_tasks
 from tieringd.spark.source.schema import columns_of
-from tieringd.spark.source.segment_spans import find_spans
+from tieringd.spark.source.segment_spans import OffsetRange, find_spans
 from tieringd.spark.source.settings import StoreSettings, read_settings
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader
 from tieringd.spark.worker_process import spare_collections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-    from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.planning import Span
-    from tieringd.spark.source.segment_spans import OffsetRange
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -17,9 +18,6 @@ from pyspark.sql.types import (
 )
 
 from tieringd.spark.source.option_values import fault
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _TYPES: Final[dict[str, DataType]] = {
     "key": BinaryType(),

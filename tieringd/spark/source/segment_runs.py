@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import pairwise
@@ -14,13 +15,12 @@ import structlog
 from tieringd.archive.archive_reader import CHUNK_BYTES, ceiling_position, floor_position
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import data_key
+from tieringd.model.segment import AbortedTransaction, SegmentIndex
+from tieringd.spark.source.planning import Span
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from tieringd.model.segment import AbortedTransaction, SegmentIndex
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.planning import Span
 
 log = structlog.get_logger(__name__)
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import ObjectNotFound
-from tieringd.spark.source.data_loss import Loss
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicPartition
+from tieringd.spark.source.data_loss import Loss, OnLoss
 from tieringd.spark.source.offsets import readable_range
 from tieringd.spark.source.planning import Span
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicPartition
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.data_loss import OnLoss
 
 RANGES_AT_ONCE: Final = 16
 UNTOLD: Final = "the manifest names no segment that holds them, and no gap"

@@ -11,23 +11,19 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 import yaml
 
-from tieringd.config import parse_config
+from tieringd.config import Config, parse_config
 from tieringd.config.access import StoreAccess
 from tieringd.errors import ConfigError
 from tieringd.spark.source.option_values import OptionValues, fault
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tieringd.config import Config
 
 _CONNECTIONS: Final = (
     "cloud_storage_max_connections",

@@ -25,13 +25,15 @@ Spark's own Kafka source.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
+    ReadLimit,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
@@ -39,22 +41,17 @@ from pyspark.sql.streaming.datasource import (
 
 from tieringd.errors import CorruptDataError
 from tieringd.model.partition import TopicPartition
-from tieringd.spark.source.data_loss import Loss
+from tieringd.spark.source.data_loss import Loss, LossRule
 from tieringd.spark.source.offsets import OffsetFinder
 from tieringd.spark.source.positions import AtOffsets
 from tieringd.spark.source.segment_spans import OffsetRange
-from tieringd.spark.source.topics import Topics
+from tieringd.spark.source.topics import Archived, Topics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import pyarrow as pa
-    from pyspark.sql.datasource import InputPartition
-    from pyspark.sql.streaming.datasource import ReadLimit
 
-    from tieringd.spark.source.data_loss import LossRule
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.spark.source.request import Request
-    from tieringd.spark.source.topics import Archived
 
 
 _TOPIC_IDS: Final = "@topicIds"

@@ -7,6 +7,7 @@ again, and reading continues at the next offset. No offset is read twice, and no
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -19,19 +20,16 @@ from tieringd.formats.object_keys import data_key
 from tieringd.formats.record_batch import check_crc, parse_header
 from tieringd.spark.decoder import SegmentDecoder, Selection
 from tieringd.spark.decoder.batches import size_of_batch
-from tieringd.spark.source.data_loss import Loss
-from tieringd.spark.source.segment_runs import SegmentGone, span_runs
+from tieringd.spark.source.data_loss import Loss, OnLoss
+from tieringd.spark.source.planning import Span
+from tieringd.spark.source.segment_runs import Run, SegmentGone, span_runs
 from tieringd.spark.source.segment_spans import OffsetRange, find_spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import pyarrow as pa
 
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.source.data_loss import OnLoss
-    from tieringd.spark.source.planning import Span
-    from tieringd.spark.source.segment_runs import Run
 
 log = structlog.get_logger(__name__)
 

@@ -7,21 +7,21 @@ scan loads only manifests that have changed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from tieringd.errors import ConfigError, ObjectNotFound
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition, TopicPartition
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
+    # An ordinary import would load numba and pyarrow into processes that do not need them.
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition, TopicPartition
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.source.options import Subscription
 

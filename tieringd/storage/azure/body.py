@@ -11,20 +11,17 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.storage.base import truncated, unreadable
+from tieringd.storage.base import FileSlice, truncated, unreadable
 from tieringd.storage.body import CHUNK_BYTES, FileBody
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from aiohttp.abc import AbstractStreamWriter
-
-    from tieringd.storage.base import FileSlice
 
 
 class CheckedBody(FileBody):

@@ -14,26 +14,21 @@ import binascii
 import os
 import ssl
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import aiohttp
-from azure.core.credentials import AccessToken
+from azure.core.credentials import AccessToken, AccessTokenInfo, TokenRequestOptions
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
 from azure.core.pipeline.transport import AioHttpTransport
 from azure.identity.aio import ManagedIdentityCredential, WorkloadIdentityCredential
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
 from tieringd.storage.azure.errors import retry_after_seconds
+from tieringd.storage.settings import AzureSettings
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from azure.core.credentials import AccessTokenInfo, TokenRequestOptions
-
-    from tieringd.storage.settings import AzureSettings
-
-    Library = ManagedIdentityCredential | WorkloadIdentityCredential
+Library = ManagedIdentityCredential | WorkloadIdentityCredential
 
 _FEDERATION_VARIABLES = ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_FEDERATED_TOKEN_FILE")
 _TRANSIENT_STATUSES = {404, 408, 410, 429}  # The metadata service's statuses during an update.

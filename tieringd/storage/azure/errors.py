@@ -7,8 +7,9 @@ for HEAD as well: a known code decides, otherwise the HTTP status.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from azure.core.exceptions import AzureError, ClientAuthenticationError, HttpResponseError
@@ -21,13 +22,9 @@ from tieringd.errors import (
     StorageDenied,
     StorageError,
     StorageUnavailable,
+    TieringError,
 )
 from tieringd.storage import calls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tieringd.errors import TieringError
 
 _LOST_CODES = {
     "BlobAlreadyExists",

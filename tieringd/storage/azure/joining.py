@@ -12,20 +12,16 @@ keeps no MD5 of a blob that was put in blocks: a copy of such a blob is not prov
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from tieringd.errors import ChecksumRejected
 from tieringd.storage.at_once import at_once
 from tieringd.storage.azure.errors import Call, from_answer
 from tieringd.storage.azure.listing import parse_crc32c
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tieringd.storage.azure.requests import Requests
-    from tieringd.storage.base import JoinSource
+from tieringd.storage.azure.requests import Requests
+from tieringd.storage.base import JoinSource
 
 _OK = frozenset({HTTPStatus.OK})
 _ANSWERS = frozenset(

@@ -15,16 +15,13 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 from xml.etree import ElementTree as ET
 
 from tieringd.errors import StorageUnavailable
 from tieringd.storage.azure.errors import Call
+from tieringd.storage.azure.requests import Requests
 from tieringd.storage.base import ListPage, ObjectInfo
-
-if TYPE_CHECKING:
-    from tieringd.storage.azure.requests import Requests
 
 _OK = frozenset({200})
 _PAGE_LIMIT = 5000

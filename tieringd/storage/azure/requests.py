@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import io
 import ssl
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import aiohttp
@@ -24,22 +26,15 @@ from azure.storage.blob import BlobSasPermissions, generate_blob_sas
 from azure.storage.blob.aio import ContainerClient
 
 from tieringd.errors import ConfigError, StorageUnavailable
-from tieringd.storage.azure.credentials import open_identity, shared_key_credential
-from tieringd.storage.azure.errors import from_answer, translated
+from tieringd.storage.azure.body import CheckedBody
+from tieringd.storage.azure.credentials import Identity, open_identity, shared_key_credential
+from tieringd.storage.azure.errors import Call, from_answer, translated
 from tieringd.storage.calls import send_once
 from tieringd.storage.receive import receive
+from tieringd.storage.settings import AzureSettings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_transport import TlsConnector
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from contextlib import AsyncExitStack
-
-    from tieringd.storage.azure.body import CheckedBody
-    from tieringd.storage.azure.credentials import Identity
-    from tieringd.storage.azure.errors import Call
-    from tieringd.storage.settings import AzureSettings
 
 API_VERSION = "2023-11-03"
 """Old enough for every service, appliance and emulator; new enough for every feature used here."""

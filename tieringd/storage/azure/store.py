@@ -26,8 +26,8 @@ import asyncio
 import base64
 import hashlib
 import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 from crc32c import crc32c as crc32c_of
@@ -39,17 +39,19 @@ from tieringd.storage.azure.body import CheckedBody, md5_of
 from tieringd.storage.azure.errors import Call
 from tieringd.storage.azure.joining import BlockCopies
 from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
-from tieringd.storage.azure.requests import Requests, is_encrypted
-from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
+from tieringd.storage.azure.requests import Answer, Requests, is_encrypted
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfAbsent,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+)
 from tieringd.storage.receive import ranged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from tieringd.storage.azure.requests import Answer
-    from tieringd.storage.base import Body, Condition, JoinSource
-    from tieringd.storage.settings import AzureSettings
-
+from tieringd.storage.settings import AzureSettings
 
 _OK = frozenset({200})
 _CREATED = frozenset({201})

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 
@@ -33,16 +34,10 @@ from tieringd.errors import (
     StorageError,
     StorageUnavailable,
     StoreFull,
+    TieringError,
 )
 from tieringd.storage.base import ObjectInfo
-from tieringd.storage.calls import THROTTLING_STATUSES, retry_after_seconds, unanswered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from tieringd.errors import TieringError
-    from tieringd.storage.calls import Call
-
+from tieringd.storage.calls import THROTTLING_STATUSES, Call, retry_after_seconds, unanswered
 
 OBJECT_FIELDS = "size,generation,crc32c,updated"
 """The requested fields of an object. Its whole document would cost more than a small object."""

@@ -18,6 +18,7 @@ import asyncio
 import json
 import secrets
 import ssl
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ import aiohttp
 from aiohttp.payload import Payload
 from gcloud.aio.storage import Storage
 
-from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound
+from tieringd.errors import BucketNotFound, ConfigError, LocalFileError, ObjectNotFound
 from tieringd.storage.body import CHUNK_BYTES, FileBody
 from tieringd.storage.calls import Call, send_once
 from tieringd.storage.gcs.answers import Answer, bucket_not_found, from_answer, token_refused, translated
@@ -40,17 +41,13 @@ from tieringd.storage.gcs.credentials import (
     read_service_account,
 )
 from tieringd.storage.receive import receive
+from tieringd.storage.settings import GcsSettings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 from tieringd.storage.tls_transport import TlsConnector
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from aiohttp.abc import AbstractStreamWriter
-
-    from tieringd.errors import LocalFileError
-    from tieringd.storage.settings import GcsSettings
 
 
 _HEADERS = {"User-Agent": "tieringd", "Accept-Encoding": "identity"}

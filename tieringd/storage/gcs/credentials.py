@@ -18,8 +18,8 @@ import json
 import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -27,13 +27,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from gcloud.aio.auth import Token
 
-from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
+from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, TieringError
 from tieringd.storage.calls import TRUST_HINT, retry_after_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tieringd.errors import TieringError
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 DEFAULT_METADATA_HOST = "metadata.google.internal"

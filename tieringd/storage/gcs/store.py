@@ -16,20 +16,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import ChecksumRejected, StorageError, StorageUnavailable, TieringError
-from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfAbsent,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+)
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
 from tieringd.storage.gcs.answers import (
     LISTED_FIELDS,
     OBJECT_FIELDS,
+    Answer,
     document_of,
     encoded_crc32c,
     info_of_document,
@@ -38,14 +49,7 @@ from tieringd.storage.gcs.answers import (
 )
 from tieringd.storage.gcs.client import GcsClient, RelatedBody
 from tieringd.storage.receive import ranged
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from tieringd.storage.base import Body, Condition, JoinSource, ObjectInfo
-    from tieringd.storage.gcs.answers import Answer
-    from tieringd.storage.settings import GcsSettings
-
+from tieringd.storage.settings import GcsSettings
 
 SOURCES_MAX = 32
 """The most sources of one compose request."""

@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from datetime import datetime
+from typing import Any, Literal, Protocol, TypeAlias
 
 import aiohttp
 from aiobotocore.config import AioConfig
@@ -31,10 +33,6 @@ from botocore.parsers import ResponseParserError
 from botocore.utils import resolve_imds_endpoint_mode
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, TieringError
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from datetime import datetime
 
 CredentialsSource: TypeAlias = Literal["config_file", "aws_instance_metadata", "sts"]
 

@@ -7,8 +7,9 @@ code decides, otherwise the HTTP status.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from botocore.exceptions import (
@@ -30,14 +31,9 @@ from tieringd.errors import (
     StorageDenied,
     StorageError,
     StorageUnavailable,
+    TieringError,
 )
-from tieringd.storage.calls import THROTTLING_STATUSES, TRUST_HINT, retry_after_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tieringd.errors import TieringError
-    from tieringd.storage.calls import Call
+from tieringd.storage.calls import THROTTLING_STATUSES, TRUST_HINT, Call, retry_after_seconds
 
 _CHECKSUM_CODES = {"BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch"}
 _MISSING_CODES = {"NoSuchKey", "NotFound", "404"}

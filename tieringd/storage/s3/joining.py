@@ -13,23 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import ChecksumRejected, PreconditionFailed
 from tieringd.formats.crc32c_combine import combined_crc32c
 from tieringd.storage.at_once import at_once
+from tieringd.storage.base import JoinSource, ObjectInfo
+from tieringd.storage.calls import Call
 from tieringd.storage.s3.errors import require
-from tieringd.storage.s3.multipart import decode_crc32c, encode_crc32c, step_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from tieringd.storage.base import JoinSource, ObjectInfo
-    from tieringd.storage.calls import Call
-    from tieringd.storage.s3.multipart import MultipartUploads
+from tieringd.storage.s3.multipart import MultipartUploads, decode_crc32c, encode_crc32c, step_of
 
 PART_BYTES_MIN = 5 << 20
 """The minimum for every part but the last: Amazon's limit, which other servers adopted."""

@@ -15,10 +15,12 @@ import asyncio
 import base64
 import os
 import threading
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from crc32c import crc32c as crc32c_of
 
@@ -29,11 +31,6 @@ from tieringd.storage.base import FileSlice, truncated, unreadable
 from tieringd.storage.calls import Call
 from tieringd.storage.s3.errors import require
 from tieringd.storage.threads import finished
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-    from concurrent.futures import Executor
-    from contextlib import AbstractContextManager
 
 CHECKSUM_METADATA = "tieringd-crc32c"
 """The metadata field with the checksum of the whole object: the server's own is composed of the parts'."""

@@ -11,43 +11,44 @@ server checks it. Versions are ETags. Proxies are those of the environment.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, contextmanager
 from email.utils import parsedate_to_datetime
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError
 from botocore.handlers import add_expect_header
-from botocore.loaders import create_loader
+from botocore.loaders import Loader, create_loader
 from crc32c import crc32c as crc32c_of
 
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound, StorageError, StorageUnavailable
-from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
+from tieringd.storage.base import (
+    Body,
+    Condition,
+    FileSlice,
+    IfAbsent,
+    Joined,
+    JoinSource,
+    ListPage,
+    ObjectInfo,
+)
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
 from tieringd.storage.receive import ranged, receive
-from tieringd.storage.s3.credentials import role_credentials
+from tieringd.storage.s3.credentials import RoleCredentials, role_credentials
 from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
 from tieringd.storage.s3.joining import PartJoin
 from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
 from tieringd.storage.s3.transport import client_config
+from tieringd.storage.settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
-    from concurrent.futures import Executor
-
-    from botocore.loaders import Loader
-
-    from tieringd.storage.base import Body, Condition, JoinSource
-    from tieringd.storage.s3.credentials import RoleCredentials
-    from tieringd.storage.settings import S3Settings
-
 
 _DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
 _OFFLINE_CLASSES = {"GLACIER", "DEEP_ARCHIVE"}

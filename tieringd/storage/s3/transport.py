@@ -7,16 +7,14 @@ The SDK itself finds proxies in the environment (HTTPS_PROXY, HTTP_PROXY, NO_PRO
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 
 from tieringd.storage.calls import send_once
+from tieringd.storage.settings import S3Settings
 from tieringd.storage.tls_transport import TlsConnector
-
-if TYPE_CHECKING:
-    from tieringd.storage.settings import S3Settings
 
 _USER_AGENT = "tieringd"  # botocore builds its own for each request: 15% of a small one's cost.
 

@@ -11,7 +11,8 @@ headers of a record without headers are null, not an empty list.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Final, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import DayTransform, HourTransform, TimeTransform
 from pyiceberg.types import (
     BinaryType,
+    IcebergType,
     IntegerType,
     ListType,
     LongType,
@@ -30,11 +32,6 @@ from pyiceberg.types import (
 )
 
 from tieringd.spark.jobs.export.places import FIRST_US, HOUR_US, LAST_US
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyiceberg.types import IcebergType
 
 IcebergPartitioning: TypeAlias = Literal["none", "day", "hour"]
 

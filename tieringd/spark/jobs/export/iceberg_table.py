@@ -14,6 +14,7 @@ them there.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit
@@ -28,22 +29,18 @@ from pyiceberg.table import Table
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
 from tieringd.spark.jobs.export.iceberg_layout import (
     SCHEMA,
+    IcebergPartitioning,
     partition_spec,
     schema_differences,
     spec_difference,
 )
-from tieringd.spark.jobs.export.state import parse_state
+from tieringd.spark.jobs.export.state import ExportState, parse_state
 from tieringd.spark.jobs.export.topic_target import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table.snapshots import Snapshot
-
-    from tieringd.spark.jobs.export.iceberg_layout import IcebergPartitioning
-    from tieringd.spark.jobs.export.state import ExportState
 
 
 _IS_SECRET: Final = re.compile(r"secret|token|passw|credential|connection|key|sas|auth", re.IGNORECASE)

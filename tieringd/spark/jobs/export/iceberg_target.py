@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.io.pyarrow import (
     MetricModeTypes,
     MetricsMode,
@@ -23,8 +25,8 @@ from pyiceberg.io.pyarrow import (
     schema_to_pyarrow,
 )
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
-from pyiceberg.table import TableProperties
+from pyiceberg.partitioning import PartitionFieldValue, PartitionKey, PartitionSpec
+from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.types import BinaryType, StructType
 from pyiceberg.utils.config import Config as CatalogConfig
@@ -38,24 +40,18 @@ from tieringd.spark.jobs.export.iceberg_layout import (
     rows_of,
 )
 from tieringd.spark.jobs.export.iceberg_table import IcebergTable, without_secrets
-from tieringd.spark.jobs.export.topic_target import Standing, StoredFile
+from tieringd.spark.jobs.export.plan import Portion
+from tieringd.spark.jobs.export.state import ExportState
+from tieringd.spark.jobs.export.topic_target import SinkOpener, Standing, StoredFile, Written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from pyiceberg.catalog import Catalog
     from pyiceberg.io import FileIO
-    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
-    from pyiceberg.table import Table
 
+    # An ordinary import would load PyYAML into processes that do not need it.
     from tieringd.config import Config
-    from tieringd.spark.jobs.export.plan import Portion
-    from tieringd.spark.jobs.export.state import ExportState
-    from tieringd.spark.jobs.export.topic_target import SinkOpener, Written
 
 COPY_BYTES: Final = 8 << 20
 _WHOLE_BOUNDS: Final = MetricsMode(MetricModeTypes.FULL)

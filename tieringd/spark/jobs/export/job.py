@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
+from tieringd.config import Config
 from tieringd.errors import ConfigError, RetryableError, TieringError
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
 from tieringd.spark.jobs.export.state import ExportRules
+from tieringd.spark.jobs.export.topic_target import TopicTarget
 from tieringd.spark.jobs.export.work import on_spark
-from tieringd.spark.jobs.progress import silent
-from tieringd.spark.jobs.report import Report, Table
+from tieringd.spark.jobs.progress import Progress, silent
+from tieringd.spark.jobs.report import Report, Table, Value
 from tieringd.spark.jobs.topic_choice import is_chosen_by, matches, require_matched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
     from pyspark.sql import SparkSession
-
-    from tieringd.config import Config
-    from tieringd.spark.jobs.export.topic_target import TopicTarget
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.jobs.report import Value
 
 
 AWAY_AFTER: Final = 3

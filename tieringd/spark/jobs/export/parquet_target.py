@@ -14,33 +14,29 @@ the same files, and one of them commits.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
 
+from tieringd.config import Config
 from tieringd.errors import ConfigError, CorruptDataError
 from tieringd.model.partition import TopicIdPartition
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.decoder import arrow_schema
 from tieringd.spark.jobs.export.places import utc
 from tieringd.spark.jobs.export.plan import Portion
-from tieringd.spark.jobs.export.state import parse_state
+from tieringd.spark.jobs.export.state import ExportState, parse_state
 from tieringd.spark.jobs.export.target_store import OWN_PREFIX, TargetStore, target_config
-from tieringd.spark.jobs.export.topic_target import Standing, StoredFile
+from tieringd.spark.jobs.export.topic_target import SinkOpener, Standing, StoredFile, Written
 from tieringd.spark.jobs.export.work import COLUMNS
 from tieringd.storage.opening import begin_file_root
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
     import pyarrow as pa
     import pyarrow.parquet as pq
-
-    from tieringd.config import Config
-    from tieringd.spark.jobs.export.state import ExportState
-    from tieringd.spark.jobs.export.topic_target import SinkOpener, Written
 
 ParquetPartitioning: TypeAlias = Literal["none", "day", "hour"]
 

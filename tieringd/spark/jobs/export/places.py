@@ -7,6 +7,7 @@ to the last hour of 1969. A timestamp beyond the range of microseconds is null h
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -14,8 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
-
     from numpy.typing import NDArray
 
 HOUR_US: Final = 3_600_000_000

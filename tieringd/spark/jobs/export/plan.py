@@ -7,20 +7,16 @@ between a run that was killed and the run that continues.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tieringd.errors import TieringError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
-
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
 
 ALLOW_GAPS: Final = "Allow gaps (`--allow-gaps`) to export the rest"
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tieringd.errors import ObjectNotFound, TieringError
-from tieringd.spark.jobs.export.plan import ALLOW_GAPS, losses, portions_of, require_reached
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
+from tieringd.model.partition import TopicIdPartition
+from tieringd.model.segment import RemoteSegment
+from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, Portion, losses, portions_of, require_reached
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.manifest_parts import Gap
-    from tieringd.model.partition import TopicIdPartition
-    from tieringd.model.segment import RemoteSegment
+    # An ordinary import would load prometheus_client and xxhash into processes that do not need them.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.export.plan import Lost, Portion
     from tieringd.spark.jobs.export.state import ExportRules, ExportState
 
 T = TypeVar("T")

@@ -13,28 +13,32 @@ are noted in the state and in the report.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from tieringd.archive.catalog import ArchivedTopic
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import TieringError
-from tieringd.spark.jobs.export.plan import require_reached, without
-from tieringd.spark.jobs.export.round_planning import begun_round, next_round
-from tieringd.spark.jobs.export.state import continued, holding_every_partition, pinned, replaced_since
-from tieringd.spark.jobs.export.work import Work
+from tieringd.model.manifest import PartitionManifest
+from tieringd.spark.jobs.export.plan import Lost, Portion, require_reached, without
+from tieringd.spark.jobs.export.round_planning import Round, begun_round, next_round
+from tieringd.spark.jobs.export.state import (
+    ExportRules,
+    ExportState,
+    ReplacedOffsets,
+    continued,
+    holding_every_partition,
+    pinned,
+    replaced_since,
+)
+from tieringd.spark.jobs.export.topic_target import TopicTarget, Written
+from tieringd.spark.jobs.export.work import Runner, Work
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from tieringd.archive.catalog import ArchivedTopic
-    from tieringd.model.manifest import PartitionManifest
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.export.plan import Lost, Portion
-    from tieringd.spark.jobs.export.round_planning import Round
-    from tieringd.spark.jobs.export.state import ExportRules, ExportState, ReplacedOffsets
-    from tieringd.spark.jobs.export.topic_target import TopicTarget, Written
-    from tieringd.spark.jobs.export.work import Runner
 
 LOST_ROUNDS_MAX: Final = 10
 """Rounds that a run may lose, because another run is faster or a leader is deposed meanwhile."""

@@ -8,17 +8,15 @@ most writes them out. If there are more places than files may be open, rows of t
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tieringd.spark.jobs.export.places import split_by_place
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
-    from pathlib import Path
 
 ROW_GROUP_ROWS: Final = 1 << 20
 ROW_GROUP_BYTES: Final = 128 << 20

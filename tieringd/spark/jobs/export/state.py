@@ -14,19 +14,15 @@ records that were read before. Replacements are compared with all their fields, 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from tieringd.errors import ConfigError, CorruptDataError
 from tieringd.formats.object_keys import TopicKey
+from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Replacement
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from tieringd.model.manifest import PartitionManifest
-    from tieringd.spark.jobs.export.plan import Portion
-
+from tieringd.spark.jobs.export.plan import Portion
 
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 OnRecreated: TypeAlias = Literal["error", "append"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -10,16 +11,14 @@ from urllib.parse import urlsplit
 from crc32c import crc32c
 
 from tieringd.errors import ConfigError, ObjectNotFound, PreconditionFailed, StorageUnavailable
-from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+from tieringd.storage.base import Body, FileSlice, IfAbsent, IfVersion, ObjectInfo, ObjectStore
 from tieringd.storage.checked_puts import create
 from tieringd.storage.file_tree import crc32c_of_file
 from tieringd.storage.opening import StoreCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
-
+    # An ordinary import would load pydantic and xxhash into processes that do not need them.
     from tieringd.config import Config
-    from tieringd.storage.base import Body, ObjectInfo, ObjectStore
 
 T = TypeVar("T")
 

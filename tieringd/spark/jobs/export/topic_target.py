@@ -7,13 +7,14 @@ portion counts exactly once, despite crashes and concurrent runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tieringd.spark.jobs.export.plan import Lost, Portion
 
-    from tieringd.spark.jobs.export.plan import Lost, Portion
+if TYPE_CHECKING:
+    # An ordinary import would load pyarrow and xxhash into processes that do not need them.
     from tieringd.spark.jobs.export.row_files import Sink
     from tieringd.spark.jobs.export.state import ExportState
 

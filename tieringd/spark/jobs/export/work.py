@@ -6,33 +6,30 @@ Records come from the reader of the Spark source, which handles merges and compa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from tieringd.errors import RetryableError, TieringError
-from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, require_reached
+from tieringd.spark.jobs.export.plan import ALLOW_GAPS, Lost, Portion, require_reached
 from tieringd.spark.jobs.export.row_files import RowFiles
-from tieringd.spark.jobs.export.topic_target import StoredFile, Written
-from tieringd.spark.jobs.progress import watched
+from tieringd.spark.jobs.export.state import Isolation
+from tieringd.spark.jobs.export.topic_target import SinkOpener, StoredFile, Written
+from tieringd.spark.jobs.progress import Progress, watched
 from tieringd.spark.jobs.spark_errors import SPARK_ERRORS
 from tieringd.spark.jobs.tasks import cause_of
+from tieringd.spark.source.data_loss import Loss
 from tieringd.spark.source.segment_spans import OffsetRange, find_spans
 from tieringd.spark.source.task_reader import ReadingRules, TaskReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    # An ordinary import would load prometheus_client into processes that do not need it.
     from tieringd.spark.bucket import Bucket
-    from tieringd.spark.jobs.export.plan import Portion
-    from tieringd.spark.jobs.export.state import Isolation
-    from tieringd.spark.jobs.export.topic_target import SinkOpener
-    from tieringd.spark.jobs.progress import Progress
-    from tieringd.spark.source.data_loss import Loss
 
 COLUMNS: Final = ("key", "value", "partition", "offset", "timestamp", "timestampType", "headers")
 """The columns of a record, without the topic's name."""
