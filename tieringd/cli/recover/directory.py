@@ -65,6 +65,8 @@ async def restored_into_directory(config: Config, asked: DirectoryRecovery) -> l
     Raises:
         ConfigError: A topic cannot be restored into this directory.
         CorruptDataError: The archive is damaged, and validation is not `no_check`.
+        ObjectNotFound: No archived topic is selected; or an object is missing, and validation is not
+            `no_check`.
     """
     async with opened_archive(config, Metrics()) as archive:
         found = await matching_once(archive, asked.wanted)

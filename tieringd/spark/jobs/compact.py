@@ -103,8 +103,9 @@ def compact(
         topics: Names or patterns.
         options: What to keep; None is the default of each option.
         has_broker: Whether a broker may still have the topics' logs.
-        delete_after_ms: Delete objects that this or another run replaced at least so long ago. Held objects
-            stay if a broker may have the log. None leaves the deletion to the daemon that archives the topic.
+        delete_after_ms: Delete objects that this or another run replaced at least this many ms ago. Held
+            objects stay if a broker may have the log. None leaves the deletion to the daemon that archives
+            the topic.
         is_dry_run: Read everything, change nothing, and report what would be removed.
         progress: Called with the progress of each step.
 

@@ -123,8 +123,8 @@ def erase(
         keys: The keys to erase.
         requested_by: Who asks for the erasure; stored in its record.
         reason: Why; stored in its record.
-        delete_after_ms: Delete objects that left these archives at least so long ago. 0 deletes everything at
-            once, even objects that readers still use. None leaves the deletion to the daemon.
+        delete_after_ms: Delete objects that left these archives at least this many ms ago. 0 deletes
+            everything at once, even objects that readers still use. None leaves the deletion to the daemon.
         progress: Called with the progress of each step.
 
     Raises:

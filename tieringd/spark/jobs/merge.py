@@ -110,8 +110,8 @@ def merge(
         config: The archive's configuration.
         topics: Names or patterns.
         has_broker: Whether a broker may still have the topics' logs.
-        delete_after_ms: Delete objects that were replaced at least so long ago. None leaves the deletion to
-            the daemon that archives the topic.
+        delete_after_ms: Delete objects that were replaced at least this many ms ago. None leaves the
+            deletion to the daemon that archives the topic.
         progress: Called with the progress of each step.
 
     Raises:
