@@ -12,5 +12,5 @@ Read in this order:
 * `s3`, `gcs`, `azure`: the clouds, on `calls` (one request), `body` and `receive` (large bodies),
   `tls_transport` and `threads`.
 * `store_times`: the clock in a store's answers. `at_once`, `background`: several requests at once, and
-  requests that can wait.
+  requests that can wait. `single_flight`: work that its callers share.
 """

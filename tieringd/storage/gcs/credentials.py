@@ -12,14 +12,13 @@ code and its description, and foreign exceptions that could quote more are not c
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -29,11 +28,13 @@ from gcloud.aio.auth import Token
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
 from tieringd.storage.calls import TRUST_HINT, retry_after_seconds
+from tieringd.storage.single_flight import SingleFlight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.errors import TieringError
+    from tieringd.storage.single_flight import Flight
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 DEFAULT_METADATA_HOST = "metadata.google.internal"
@@ -74,7 +75,9 @@ class GcsToken(Token):
         self._clock = clock
         self._refresh_at = 0.0
         self._expires_at = 0.0
-        self._refresh: asyncio.Task[None] | None = None
+        self._refreshes: SingleFlight[Literal["token"], None] = SingleFlight(
+            lambda key: f"the access {key} from {self.origin}: the store was closed"
+        )
         self._is_replacement = False
         self._last_refusal: tuple[str, bool] | None = None
 
@@ -100,13 +103,7 @@ class GcsToken(Token):
         """Wait for a token where there is none; begin to fetch the next one where it ages."""
         now = self._clock()
         if self.access_token is None or now >= self._expires_at:
-            refresh = self._begin_refresh()
-            await asyncio.wait({refresh})
-            if refresh.cancelled():
-                raise StorageUnavailable(f"the access token from {self.origin}: the store was closed")
-            if (error := refresh.exception()) is not None:
-                # What it says may quote what was sent; the error below says what may be said.
-                raise self._failure(error) from None
+            await self._refreshes.arrived(self._begin_refresh())
         elif now >= self._refresh_at:
             self._begin_refresh()
 
@@ -136,21 +133,22 @@ class GcsToken(Token):
 
     async def aclose(self) -> None:
         """Break off a refresh that is under way."""
-        if self._refresh is not None:
-            self._refresh.cancel()
-            await asyncio.wait({self._refresh})
+        await self._refreshes.close()
 
-    def _begin_refresh(self) -> asyncio.Task[None]:
-        if self._refresh is None or self._refresh.done():
-            self._refresh = asyncio.create_task(self._fetch(), name="gcs-token")
-            self._refresh.add_done_callback(self._settle)
-        return self._refresh
+    def _begin_refresh(self) -> Flight[Literal["token"], None]:
+        return self._refreshes.join("token", self._fetch_or_fail)
 
-    def _settle(self, refresh: asyncio.Task[None]) -> None:
-        # Looked at even when nobody waits. An early refresh that fails is no loss yet: the token still
-        # works, and when it does no more, the failure is its next user's.
-        if not refresh.cancelled() and refresh.exception() is not None:
+    async def _fetch_or_fail(self) -> None:
+        failure: TieringError | None = None
+        try:
+            await self._fetch()
+        except Exception as error:  # noqa: BLE001 - `_failure` raises what it does not know.
+            # An early refresh that fails is no loss yet: the token still works.
             self._refresh_at = self._clock() + _PAUSE_SECONDS
+            failure = self._failure(error)
+        # Raised outside of the handler, because the context of an error could quote what was sent.
+        if failure is not None:
+            raise failure
 
     async def _fetch(self) -> None:
         answer = await self.refresh(timeout=_TIMEOUT_SECONDS)
