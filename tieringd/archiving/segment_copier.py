@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import structlog
 from crc32c import crc32c
 
 from tieringd.archiving.upload_gate import NO_URGENCY
 from tieringd.broker.segment_file import (
+    OpenSegment,
     check_broker_indexes,
     position_of,
     positions_of,
@@ -41,13 +42,13 @@ from tieringd.model.segment import (
 )
 from tieringd.policies.upload_control import is_new
 from tieringd.storage.base import FileSlice
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from tieringd.archiving.upload_gate import UploadGate, Urgency
     from tieringd.broker.layout import Layout
-    from tieringd.broker.segment_file import OpenSegment
     from tieringd.formats.segment_scan import SegmentScan
     from tieringd.model.local_log import Hole, LocalLog
     from tieringd.model.partition import TopicIdPartition
@@ -55,8 +56,6 @@ if TYPE_CHECKING:
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 _EXAMINATIONS_AT_ONCE = 2
 """
@@ -139,7 +138,7 @@ class SegmentCopier:
             closed_seconds_ago = self._wall_ms() / 1000 - segment.modified_ns / 1e9
             urgency = replace(request.urgency, is_new=is_new(closed_seconds_ago=closed_seconds_ago))
             async with self._gate.upload(partition, segment.size_bytes, urgency):
-                file = await _opened(self._layout, segment)
+                file = await in_thread_or(OpenSegment.close, partial(self._layout.open, segment))
                 try:
                     return await self._copy_open_file(file, request)
                 finally:
@@ -172,7 +171,8 @@ class SegmentCopier:
     async def _copy_open_file(self, file: OpenSegment, request: CopyRequest) -> CopiedSegment | None:
         leadership, part = request.leadership, request.part
         async with self._examinations:
-            found = await _outlasted(asyncio.to_thread(_examine, self._layout, file, request))
+            # A cancelled copy waits for the thread: the thread uses a file that the caller is about to close.
+            found = await in_thread(_examine, self._layout, file, request)
         if part.is_open and not found.scan.size_bytes:
             return None
         if request.bytes_below is not None and found.scan.size_bytes >= request.bytes_below:
@@ -224,36 +224,6 @@ def local_index(
     finally:
         file.close()
     return _index_of(part, found) if found.scan.size_bytes or not part.is_open else None
-
-
-async def _opened(layout: Layout, segment: LocalSegment) -> OpenSegment:
-    """Open a segment's file in a thread. A cancelled call closes the file once it is open."""
-    opening = asyncio.ensure_future(asyncio.to_thread(layout.open, segment))
-    try:
-        return await _outlasted(opening)
-    except asyncio.CancelledError:
-        if opening.exception() is None:
-            opening.result().close()
-        raise
-
-
-async def _outlasted(work: Awaitable[T]) -> T:
-    """
-    Return the result of *work*, which runs in a thread; a cancelled caller waits until it has ended.
-
-    The thread uses a file descriptor that the caller is about to close, and another file may get the same
-    descriptor number a moment later.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()
-        raise
 
 
 def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examined:
