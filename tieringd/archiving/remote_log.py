@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import ArchiveReader, SegmentIndexes
-from tieringd.archive.retired_objects import ArchiveCleanup
+from tieringd.archive.retired_objects import delete_segments
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
@@ -139,7 +139,8 @@ class RemoteLog:
     Store, list, read and delete a cluster's segments in a bucket.
 
     One per daemon, shared by its archivers. Operations of one partition may run concurrently, except that
-    `copy_segment` and a commit of the same partition belong to one archiver.
+    `copy_segment` and a commit of the same partition belong to one archiver. The reading operations are a
+    public interface, which docs/python.md describes.
     """
 
     def __init__(
@@ -160,7 +161,6 @@ class RemoteLog:
         self._reader = ArchiveReader(store)
         self._indexes = SegmentIndexes(store)
         self._layout = layout
-        self._cleanup = ArchiveCleanup(store, manifests, now_ms=now_ms)
         self._side_files = SideFiles(manifests, self.index_of)
         self._copier = SegmentCopier(
             store, writer_id=writer_id, now_ms=now_ms, wall_ms=wall_ms, gate=gate, layout=layout
@@ -197,14 +197,6 @@ class RemoteLog:
         """
         request = CopyRequest(leadership, log, part, urgency, before_put, final_holes, bytes_below)
         return await self._copier.copy(request)
-
-    def cancel_copies(self, partition: TopicIdPartition) -> int:
-        """
-        Cancel the partition's copies that are under way; return how many there were.
-
-        Their callers see `asyncio.CancelledError`. Objects already stored stay unreferenced.
-        """
-        return self._copier.cancel(partition)
 
     async def stored_at_ms(self, partition: TopicIdPartition, segment: RemoteSegment) -> int | None:
         """
@@ -411,7 +403,13 @@ class RemoteLog:
     async def earliest_offset(self, partition: TopicIdPartition) -> int:
         """Return the first offset that can be read; -1 when nothing is stored."""
         manifest = (await self._manifests.load(partition)).manifest
-        return -1 if manifest is None else await self._cleanup.first_offset(manifest)
+        if manifest is None:
+            return -1
+        async with aclosing(self._manifests.spillovers.pieces(manifest)) as pieces:
+            async for piece in pieces:
+                if piece.segments:
+                    return max(piece.start_offset, piece.segments[0].base_offset)
+        return -1
 
     async def highest_offset(self, partition: TopicIdPartition, *, leader_epoch: int) -> int:
         """Return the last offset of *leader_epoch* that the archive holds, or held; -1 without any."""
@@ -537,35 +535,7 @@ class RemoteLog:
         Raises:
             StorageUnavailable: Some may be left. Calling again deletes them.
         """
-        await self._cleanup.delete_segments(partition, segments)
-
-    async def delete_partition(self, partition: TopicIdPartition) -> int:
-        """
-        Delete all stored objects of a partition at once; return how many segments that were.
-
-        The caller must ensure that the partition is neither archived nor read any more. The manifest is
-        deleted last.
-
-        Raises:
-            CorruptDataError: A manifest is damaged, and with it the names of the objects.
-            StorageUnavailable: Some may be left. Calling again deletes them.
-        """
-        self._copier.cancel(partition)
-        return await self._cleanup.delete_partition(partition)
-
-    async def cleanup_until(self, leadership: Leadership, *, timestamp_ms: int) -> int:
-        """
-        Expire the partition's oldest segments that hold nothing newer than *timestamp_ms*.
-
-        Returns the first offset that is left; -1 when none is. The partition's archiver deletes their
-        objects in its next rounds, after the delay that readers need. Do not call this while an archiver
-        of this process works on the partition: that archiver would see another writer.
-
-        Raises:
-            FencedError: Another writer owns the manifest.
-            StorageUnavailable: Some may be left. Calling again goes on.
-        """
-        return await self._cleanup.cleanup_until(leadership, timestamp_ms=timestamp_ms)
+        await delete_segments(self._store, partition, segments)
 
     async def close(self) -> None:
         """Cancel the copies that are under way, and close the store."""

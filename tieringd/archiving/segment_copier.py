@@ -9,7 +9,6 @@ compares the checksum as well, so an object with such bytes is never created.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -125,14 +124,14 @@ class SegmentCopier:
         self._gate = gate
         self._layout = layout
         self._examinations = asyncio.Semaphore(_EXAMINATIONS_AT_ONCE)
-        self._under_way: defaultdict[TopicIdPartition, set[asyncio.Task[object]]] = defaultdict(set)
+        self._under_way: set[asyncio.Task[object]] = set()
 
     async def copy(self, request: CopyRequest) -> CopiedSegment | None:
         """See `RemoteLog.copy_segment`."""
         task = asyncio.current_task()
         assert task is not None, "copying happens in a task"
         partition, segment = request.leadership.partition, request.part.segment
-        self._under_way[partition].add(task)
+        self._under_way.add(task)
         try:
             # The file's time is of this host's clock, whether that is right or wrong.
             closed_seconds_ago = self._wall_ms() / 1000 - segment.modified_ns / 1e9
@@ -144,21 +143,12 @@ class SegmentCopier:
                 finally:
                     file.close()
         finally:
-            self._under_way[partition].discard(task)
-            if not self._under_way[partition]:
-                del self._under_way[partition]
-
-    def cancel(self, partition: TopicIdPartition) -> int:
-        """Cancel the partition's copies; return how many there were."""
-        tasks = tuple(self._under_way.get(partition, ()))
-        for task in tasks:
-            task.cancel()
-        return len(tasks)
+            self._under_way.discard(task)
 
     def cancel_all(self) -> None:
         """Cancel every copy that is under way."""
-        for partition in tuple(self._under_way):
-            self.cancel(partition)
+        for task in tuple(self._under_way):
+            task.cancel()
 
     async def checksums_of(self, segment: LocalSegment, sizes: Sequence[int]) -> tuple[int, ...]:
         """See `RemoteLog.local_checksums`."""

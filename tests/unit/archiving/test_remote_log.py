@@ -255,7 +255,7 @@ async def test_failed_upload_is_the_callers_to_repeat(writer, remote_log, leader
     assert (await copied(remote_log, leadership, writer, base)).remote.base_offset == base
 
 
-async def test_cancelled_copy_leaves_nothing_open_and_nothing_named(writer, leadership, partition):
+async def test_cancelled_copy_leaves_nothing_open_and_nothing_named(writer, leadership):
     """Copies that are cancelled in the middle close their files, and no manifest knows of them."""
     base = writer.closed_segment()
     store = BusyStore()
@@ -264,11 +264,10 @@ async def test_cancelled_copy_leaves_nothing_open_and_nothing_named(writer, lead
     await store.begun.wait()
     assert is_open(writer.log_path(base))
 
-    assert remote_log.cancel_copies(partition) == 1
+    copy.cancel()
     with pytest.raises(asyncio.CancelledError):
         await copy
 
-    assert remote_log.cancel_copies(partition) == 0
     assert store._objects == {}
     assert not is_open(writer.log_path(base))
 
@@ -304,19 +303,6 @@ async def test_closing_cancels_every_copy(writer, leadership):
         await copy
 
 
-async def test_cancelling_one_partition_leaves_the_others(writer, leadership, partition):
-    """A partition without copies has nothing to cancel."""
-    base = writer.closed_segment()
-    store = BusyStore(lambda: None)
-    remote_log = archive_in(store).remote_log
-    other = type(partition)("cluster", "orders", partition.topic_id, 9)
-    copy = asyncio.create_task(copied(remote_log, leadership, writer, base))
-    await store.begun.wait()
-
-    assert remote_log.cancel_copies(other) == 0
-    assert (await copy).remote.base_offset == base
-
-
 async def test_copy_of_a_segment_that_was_just_closed_passes_the_brake(writer, leadership, store):
     """A copy keeps up or catches up by the age of its file; only catching up waits for the brake."""
     archive = archive_in(store, now_ms=(clock := Clock()))
@@ -331,7 +317,7 @@ async def test_copy_of_a_segment_that_was_just_closed_passes_the_brake(writer, l
     assert archive.gate.held_by == CPU
     assert not late.done()
     # Copies of one partition begin in order: a new one does not overtake one that waits.
-    archive.remote_log.cancel_copies(leadership.partition)
+    late.cancel()
     with pytest.raises(asyncio.CancelledError):
         await late
 
