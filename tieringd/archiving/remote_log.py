@@ -27,7 +27,6 @@ from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
 from tieringd.archiving.tombstone_keeper import LocalBatches, TombstoneCut
-from tieringd.archiving.upload_gate import NO_URGENCY, Urgency
 from tieringd.broker.segment_file import position_of
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
@@ -39,27 +38,25 @@ from tieringd.policies.epoch_history import epoch_at, with_records, without_from
 from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.archiving.upload_gate import UploadGate
     from tieringd.broker.layout import Layout
     from tieringd.broker.segment_file import OpenSegment
-    from tieringd.model.local_log import Hole, LocalLog
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership, TopicIdPartition
+    from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import (
         AbortedTransaction,
         FilePart,
         LocalSegment,
         RemoteSegment,
         SegmentIndex,
-        SegmentSlice,
     )
     from tieringd.storage.base import ObjectStore
 
 
-__all__ = ["CopiedSegment", "RemoteLog", "SideFileKind"]
+__all__ = ["CopiedSegment", "CopyRequest", "RemoteLog", "SideFileKind"]
 
 
 class SideFileKind(Enum):
@@ -166,36 +163,20 @@ class RemoteLog:
             store, writer_id=writer_id, now_ms=now_ms, wall_ms=wall_ms, gate=gate, layout=layout
         )
 
-    async def copy_segment(
-        self,
-        leadership: Leadership,
-        log: LocalLog,
-        part: SegmentSlice,
-        *,
-        urgency: Urgency = NO_URGENCY,
-        before_put: Callable[[], None] = lambda: None,
-        final_holes: Collection[Hole] = (),
-        bytes_below: int | None = None,
-    ) -> CopiedSegment | None:
+    async def copy_segment(self, request: CopyRequest) -> CopiedSegment | None:
         """
-        Check every batch of *part*, and store its data and index objects.
+        Check every batch of a slice, and store its data and index objects.
 
-        Returns None when *part* has no batch, or when *bytes_below* is given and it does not have fewer
-        bytes: nothing is stored then.
-
-        *log* is the scan that contains *part*: transactions that are open at the end of *part* are
-        followed into later segments. *urgency* decides the order at the gate. *before_put* is called
-        before each object is stored, and may raise to prevent that. *final_holes* are the `log.holes`
-        that a second observation has confirmed.
+        Returns None when the slice has no batch, or when `bytes_below` is given and the slice does not have
+        fewer bytes: nothing is stored then.
 
         Raises:
             CorruptDataError: A batch is wrong; nothing was stored.
             LeadershipChanged: A batch is newer than the leadership's epoch; nothing was stored.
             LocalFileError: The file cannot be read, or changed while it was read; or the marker of a
-                transaction with records in *part* is missing.
+                transaction with records in the slice is missing.
             StorageUnavailable: The store did not take it; at most unreferenced objects remain.
         """
-        request = CopyRequest(leadership, log, part, urgency, before_put, final_holes, bytes_below)
         return await self._copier.copy(request)
 
     async def stored_at_ms(self, partition: TopicIdPartition, segment: RemoteSegment) -> int | None:

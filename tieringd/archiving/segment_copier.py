@@ -81,11 +81,16 @@ class CopyRequest:
 
     leadership: Leadership
     local_log: LocalLog
+    """The scan that contains the slice. Transactions open at its end are followed into later segments."""
     part: SegmentSlice
-    urgency: Urgency
-    before_put: Callable[[], None]
-    final_holes: Collection[Hole]
+    urgency: Urgency = NO_URGENCY
+    """Decides the order at the gate."""
+    before_put: Callable[[], None] = lambda: None
+    """Called before each object is stored; may raise to prevent that."""
+    final_holes: Collection[Hole] = ()
+    """The holes of `local_log` that a second observation has confirmed."""
     bytes_below: int | None = None
+    """Store nothing unless the slice has fewer bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +214,7 @@ def local_index(
     """
     file = layout.open(part.segment)
     try:
-        request = CopyRequest(Leadership(partition, 0), local_log, part, NO_URGENCY, lambda: None, ())
+        request = CopyRequest(Leadership(partition, 0), local_log, part)
         found = _examine(layout, file, request)
     finally:
         file.close()

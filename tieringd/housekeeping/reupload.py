@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from tieringd.archiving.segment_copier import CopyRequest
 from tieringd.errors import (
     CorruptDataError,
     FencedError,
@@ -287,9 +288,9 @@ class CompactedReuploader:
         # Where files have another format than objects, only reading them tells their size as objects.
         room = reupload.archived_bytes if seen.log.is_reframed else None
         for segment in reupload.segments:
-            copy = await self._remote_log.copy_segment(
-                self._leadership, seen.log, _part_of(segment, reupload), bytes_below=room
-            )
+            part = _part_of(segment, reupload)
+            request = CopyRequest(self._leadership, seen.log, part, bytes_below=room)
+            copy = await self._remote_log.copy_segment(request)
             if copy is None:
                 self._failed.add(reupload.identity)
                 return None
