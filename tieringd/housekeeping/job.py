@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
 
+    from tieringd.archiving.archiver import Archiver
+    from tieringd.archiving.observer import Observation
     from tieringd.model.partition import Leadership
 
 
@@ -60,6 +62,17 @@ class HousekeepingJob(Protocol):
             TieringError: The turn is given up; the next one comes later.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedPartition:
+    """A partition that this daemon archives."""
+
+    leadership: Leadership
+    archiver: Archiver
+    """It knows the manifest, and commits what is offered to it with its next step."""
+    seen: Observation
+    """The newest observation of its local log."""
 
 
 @dataclass(frozen=True, slots=True)

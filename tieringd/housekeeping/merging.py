@@ -46,10 +46,8 @@ if TYPE_CHECKING:
 
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge
-    from tieringd.archiving.archiver import Archiver
     from tieringd.archiving.claim import Claim
-    from tieringd.archiving.observer import Observation
-    from tieringd.housekeeping.job import JobTurn
+    from tieringd.housekeeping.job import ArchivedPartition, JobTurn
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
@@ -228,15 +226,6 @@ class SegmentMerger:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MergePartition:
-    """A partition that this daemon archives."""
-
-    leadership: Leadership
-    archiver: Archiver
-    seen: Observation
-
-
 @dataclass(slots=True)
 class _Known:
     """What is kept of a partition between turns."""
@@ -253,7 +242,7 @@ class MergeJob:
 
     def __init__(
         self,
-        partitions: Callable[[], Mapping[Leadership, MergePartition]],
+        partitions: Callable[[], Mapping[Leadership, ArchivedPartition]],
         *,
         make_merger: Callable[[Leadership], SegmentMerger],
         changed: Callable[[], Collection[Leadership]] | None = None,
@@ -277,7 +266,7 @@ class MergeJob:
         """
         return await self._passes.turn(requests_max=requests_max)
 
-    async def _share(self, one: MergePartition) -> Share:
+    async def _share(self, one: ArchivedPartition) -> Share:
         """Plan one partition, and merge the planned runs."""
         # The last known manifest is enough: the commit checks whether it still holds.
         limits, manifest = one.seen.topic.merge_limits, one.archiver.last_manifest
@@ -298,7 +287,7 @@ class MergeJob:
         return await self._merge(one, known.merger, manifest, plan)
 
     async def _merge(
-        self, one: MergePartition, merger: SegmentMerger, manifest: PartitionManifest, plan: MergePlan
+        self, one: ArchivedPartition, merger: SegmentMerger, manifest: PartitionManifest, plan: MergePlan
     ) -> Share:
         """Merge the runs of a plan."""
         requests = sum(run.segments + _REQUESTS_FOR_A_RUN for run in plan.runs)
