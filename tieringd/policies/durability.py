@@ -9,6 +9,8 @@ A segment that a job has rewritten holds less than the log, on purpose: the remo
 before, and are no longer wanted. So it covers what it replaced, whatever its size, where the leader
 epochs of log and archive are known and could be compared (`policies.lineage`).
 
+`walk_log` goes over a local log for this policy, local retention and the trim target.
+
 The trimmer compares the bytes just before a trim, because that takes a read of the file; this policy does
 not.
 """
