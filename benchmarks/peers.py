@@ -24,6 +24,7 @@ from crc32c import crc32c
 from obstore.store import S3Store as ObstoreS3
 
 from benchmarks.sink import BUCKET
+from tieringd.archiving.segment_copier import CopyRequest
 from tieringd.broker.log_dir import read_local_log, scan_log_dirs
 from tieringd.broker.segment_file import (
     check_broker_indexes,
@@ -149,7 +150,7 @@ class Tieringd:
         copy = self._archive.remote_log.copy_segment
         self._copied = await asyncio.gather(
             *(
-                copy(leadership, self._log, SegmentSlice.whole(segment))
+                copy(CopyRequest(leadership, self._log, SegmentSlice.whole(segment)))
                 for segment in self._log.closed_segments
             )
         )

@@ -21,7 +21,8 @@ from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
 from tests.simulation.promises import Promises
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.housekeeping.merging import MergeJob, MergePartition, SegmentMerger
+from tieringd.housekeeping.job import ArchivedPartition
+from tieringd.housekeeping.merging import MergeJob, SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeSettings
@@ -68,7 +69,7 @@ class Life:
         self._leadership = Leadership(writer.identified, 0)
         self._settings = MergeSettings(target_bytes=600, min_bytes=250)
         self._job = MergeJob(
-            lambda: {self._leadership: MergePartition(self._leadership, self._archiver, self._seen())},
+            lambda: {self._leadership: ArchivedPartition(self._leadership, self._archiver, self._seen())},
             make_merger=lambda leadership: SegmentMerger(
                 leadership,
                 store,

@@ -16,5 +16,4 @@ Read in this order:
   decide when it begins; `tombstone_keeper` adds to it.
 * `trimmer`: the local log, and the hint that is published before a trim. `archive_retention`: the archive
   itself.
-* `remote_index`: a follower's view.
 """

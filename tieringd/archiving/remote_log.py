@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from enum import Enum
 from functools import partial
@@ -23,21 +23,20 @@ from pathlib import Path
 
 from tieringd.archive.archive_reader import ArchiveReader, SegmentIndexes
 from tieringd.archive.manifest_store import ManifestStore
-from tieringd.archive.retired_objects import ArchiveCleanup
+from tieringd.archive.retired_objects import delete_segments
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import store_rewriting
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
 from tieringd.archiving.tombstone_keeper import LocalBatches, TombstoneCut
-from tieringd.archiving.upload_gate import NO_URGENCY, UploadGate, Urgency
+from tieringd.archiving.upload_gate import UploadGate
 from tieringd.broker.layout import Layout
 from tieringd.broker.segment_file import OpenSegment, position_of
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.index_files import whole_indexes
 from tieringd.formats.object_keys import data_key, history_link_key, index_key, topic_key
-from tieringd.model.local_log import Hole, LocalLog
 from tieringd.model.manifest import SEGMENTS_REMEMBERED, PartitionManifest
-from tieringd.model.partition import Leadership, TopicIdPartition
+from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import (
     AbortedTransaction,
     FilePart,
@@ -46,14 +45,13 @@ from tieringd.model.segment import (
     Rewriting,
     RewritingKind,
     SegmentIndex,
-    SegmentSlice,
     rewriter_of,
 )
 from tieringd.policies.epoch_history import epoch_at, with_records, without_from
 from tieringd.storage.base import ObjectStore
 from tieringd.storage.threads import in_thread, in_thread_or
 
-__all__ = ["CopiedSegment", "RemoteLog", "SideFileKind"]
+__all__ = ["CopiedSegment", "CopyRequest", "RemoteLog", "SideFileKind"]
 
 
 class SideFileKind(Enum):
@@ -133,7 +131,8 @@ class RemoteLog:
     Store, list, read and delete a cluster's segments in a bucket.
 
     One per daemon, shared by its archivers. Operations of one partition may run concurrently, except that
-    `copy_segment` and a commit of the same partition belong to one archiver.
+    `copy_segment` and a commit of the same partition belong to one archiver. The reading operations are a
+    public interface, which docs/python.md describes.
     """
 
     def __init__(
@@ -154,51 +153,26 @@ class RemoteLog:
         self._reader = ArchiveReader(store)
         self._indexes = SegmentIndexes(store)
         self._layout = layout
-        self._cleanup = ArchiveCleanup(store, manifests, now_ms=now_ms)
         self._side_files = SideFiles(manifests, self.index_of)
         self._copier = SegmentCopier(
             store, writer_id=writer_id, now_ms=now_ms, wall_ms=wall_ms, gate=gate, layout=layout
         )
 
-    async def copy_segment(
-        self,
-        leadership: Leadership,
-        log: LocalLog,
-        part: SegmentSlice,
-        *,
-        urgency: Urgency = NO_URGENCY,
-        before_put: Callable[[], None] = lambda: None,
-        final_holes: Collection[Hole] = (),
-        bytes_below: int | None = None,
-    ) -> CopiedSegment | None:
+    async def copy_segment(self, request: CopyRequest) -> CopiedSegment | None:
         """
-        Check every batch of *part*, and store its data and index objects.
+        Check every batch of a slice, and store its data and index objects.
 
-        Returns None when *part* has no batch, or when *bytes_below* is given and it does not have fewer
-        bytes: nothing is stored then.
-
-        *log* is the scan that contains *part*: transactions that are open at the end of *part* are
-        followed into later segments. *urgency* decides the order at the gate. *before_put* is called
-        before each object is stored, and may raise to prevent that. *final_holes* are the `log.holes`
-        that a second observation has confirmed.
+        Returns None when the slice has no batch, or when `bytes_below` is given and the slice does not have
+        fewer bytes: nothing is stored then.
 
         Raises:
             CorruptDataError: A batch is wrong; nothing was stored.
             LeadershipChanged: A batch is newer than the leadership's epoch; nothing was stored.
             LocalFileError: The file cannot be read, or changed while it was read; or the marker of a
-                transaction with records in *part* is missing.
+                transaction with records in the slice is missing.
             StorageUnavailable: The store did not take it; at most unreferenced objects remain.
         """
-        request = CopyRequest(leadership, log, part, urgency, before_put, final_holes, bytes_below)
         return await self._copier.copy(request)
-
-    def cancel_copies(self, partition: TopicIdPartition) -> int:
-        """
-        Cancel the partition's copies that are under way; return how many there were.
-
-        Their callers see `asyncio.CancelledError`. Objects already stored stay unreferenced.
-        """
-        return self._copier.cancel(partition)
 
     async def stored_at_ms(self, partition: TopicIdPartition, segment: RemoteSegment) -> int | None:
         """
@@ -405,7 +379,13 @@ class RemoteLog:
     async def earliest_offset(self, partition: TopicIdPartition) -> int:
         """Return the first offset that can be read; -1 when nothing is stored."""
         manifest = (await self._manifests.load(partition)).manifest
-        return -1 if manifest is None else await self._cleanup.first_offset(manifest)
+        if manifest is None:
+            return -1
+        async with aclosing(self._manifests.spillovers.pieces(manifest)) as pieces:
+            async for piece in pieces:
+                if piece.segments:
+                    return max(piece.start_offset, piece.segments[0].base_offset)
+        return -1
 
     async def highest_offset(self, partition: TopicIdPartition, *, leader_epoch: int) -> int:
         """Return the last offset of *leader_epoch* that the archive holds, or held; -1 without any."""
@@ -531,35 +511,7 @@ class RemoteLog:
         Raises:
             StorageUnavailable: Some may be left. Calling again deletes them.
         """
-        await self._cleanup.delete_segments(partition, segments)
-
-    async def delete_partition(self, partition: TopicIdPartition) -> int:
-        """
-        Delete all stored objects of a partition at once; return how many segments that were.
-
-        The caller must ensure that the partition is neither archived nor read any more. The manifest is
-        deleted last.
-
-        Raises:
-            CorruptDataError: A manifest is damaged, and with it the names of the objects.
-            StorageUnavailable: Some may be left. Calling again deletes them.
-        """
-        self._copier.cancel(partition)
-        return await self._cleanup.delete_partition(partition)
-
-    async def cleanup_until(self, leadership: Leadership, *, timestamp_ms: int) -> int:
-        """
-        Expire the partition's oldest segments that hold nothing newer than *timestamp_ms*.
-
-        Returns the first offset that is left; -1 when none is. The partition's archiver deletes their
-        objects in its next rounds, after the delay that readers need. Do not call this while an archiver
-        of this process works on the partition: that archiver would see another writer.
-
-        Raises:
-            FencedError: Another writer owns the manifest.
-            StorageUnavailable: Some may be left. Calling again goes on.
-        """
-        return await self._cleanup.cleanup_until(leadership, timestamp_ms=timestamp_ms)
+        await delete_segments(self._store, partition, segments)
 
     async def close(self) -> None:
         """Cancel the copies that are under way, and close the store."""

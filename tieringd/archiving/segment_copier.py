@@ -9,12 +9,10 @@ compares the checksum as well, so an object with such bytes is never created.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import TypeVar
 
 import structlog
 from crc32c import crc32c
@@ -48,10 +46,9 @@ from tieringd.model.segment import (
 )
 from tieringd.policies.upload_control import is_new
 from tieringd.storage.base import FileSlice, ObjectStore
+from tieringd.storage.threads import in_thread, in_thread_or
 
 log = structlog.get_logger(__name__)
-
-T = TypeVar("T")
 
 _EXAMINATIONS_AT_ONCE = 2
 """
@@ -78,11 +75,16 @@ class CopyRequest:
 
     leadership: Leadership
     local_log: LocalLog
+    """The scan that contains the slice. Transactions open at its end are followed into later segments."""
     part: SegmentSlice
-    urgency: Urgency
-    before_put: Callable[[], None]
-    final_holes: Collection[Hole]
+    urgency: Urgency = NO_URGENCY
+    """Decides the order at the gate."""
+    before_put: Callable[[], None] = lambda: None
+    """Called before each object is stored; may raise to prevent that."""
+    final_holes: Collection[Hole] = ()
+    """The holes of `local_log` that a second observation has confirmed."""
     bytes_below: int | None = None
+    """Store nothing unless the slice has fewer bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,40 +123,31 @@ class SegmentCopier:
         self._gate = gate
         self._layout = layout
         self._examinations = asyncio.Semaphore(_EXAMINATIONS_AT_ONCE)
-        self._under_way: defaultdict[TopicIdPartition, set[asyncio.Task[object]]] = defaultdict(set)
+        self._under_way: set[asyncio.Task[object]] = set()
 
     async def copy(self, request: CopyRequest) -> CopiedSegment | None:
         """See `RemoteLog.copy_segment`."""
         task = asyncio.current_task()
         assert task is not None, "copying happens in a task"
         partition, segment = request.leadership.partition, request.part.segment
-        self._under_way[partition].add(task)
+        self._under_way.add(task)
         try:
             # The file's time is of this host's clock, whether that is right or wrong.
             closed_seconds_ago = self._wall_ms() / 1000 - segment.modified_ns / 1e9
             urgency = replace(request.urgency, is_new=is_new(closed_seconds_ago=closed_seconds_ago))
             async with self._gate.upload(partition, segment.size_bytes, urgency):
-                file = await _opened(self._layout, segment)
+                file = await in_thread_or(OpenSegment.close, partial(self._layout.open, segment))
                 try:
                     return await self._copy_open_file(file, request)
                 finally:
                     file.close()
         finally:
-            self._under_way[partition].discard(task)
-            if not self._under_way[partition]:
-                del self._under_way[partition]
-
-    def cancel(self, partition: TopicIdPartition) -> int:
-        """Cancel the partition's copies; return how many there were."""
-        tasks = tuple(self._under_way.get(partition, ()))
-        for task in tasks:
-            task.cancel()
-        return len(tasks)
+            self._under_way.discard(task)
 
     def cancel_all(self) -> None:
         """Cancel every copy that is under way."""
-        for partition in tuple(self._under_way):
-            self.cancel(partition)
+        for task in tuple(self._under_way):
+            task.cancel()
 
     async def checksums_of(self, segment: LocalSegment, sizes: Sequence[int]) -> tuple[int, ...]:
         """See `RemoteLog.local_checksums`."""
@@ -167,7 +160,8 @@ class SegmentCopier:
     async def _copy_open_file(self, file: OpenSegment, request: CopyRequest) -> CopiedSegment | None:
         leadership, part = request.leadership, request.part
         async with self._examinations:
-            found = await _outlasted(asyncio.to_thread(_examine, self._layout, file, request))
+            # A cancelled copy waits for the thread: the thread uses a file that the caller is about to close.
+            found = await in_thread(_examine, self._layout, file, request)
         if part.is_open and not found.scan.size_bytes:
             return None
         if request.bytes_below is not None and found.scan.size_bytes >= request.bytes_below:
@@ -214,41 +208,11 @@ def local_index(
     """
     file = layout.open(part.segment)
     try:
-        request = CopyRequest(Leadership(partition, 0), local_log, part, NO_URGENCY, lambda: None, ())
+        request = CopyRequest(Leadership(partition, 0), local_log, part)
         found = _examine(layout, file, request)
     finally:
         file.close()
     return _index_of(part, found) if found.scan.size_bytes or not part.is_open else None
-
-
-async def _opened(layout: Layout, segment: LocalSegment) -> OpenSegment:
-    """Open a segment's file in a thread. A cancelled call closes the file once it is open."""
-    opening = asyncio.ensure_future(asyncio.to_thread(layout.open, segment))
-    try:
-        return await _outlasted(opening)
-    except asyncio.CancelledError:
-        if opening.exception() is None:
-            opening.result().close()
-        raise
-
-
-async def _outlasted(work: Awaitable[T]) -> T:
-    """
-    Return the result of *work*, which runs in a thread; a cancelled caller waits until it has ended.
-
-    The thread uses a file descriptor that the caller is about to close, and another file may get the same
-    descriptor number a moment later.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()
-        raise
 
 
 def _examine(layout: Layout, file: OpenSegment, request: CopyRequest) -> _Examined:

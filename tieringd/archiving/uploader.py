@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from tieringd.archiving.remote_log import RemoteLog
-from tieringd.archiving.segment_copier import CopiedSegment
+from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest
 from tieringd.archiving.upload_gate import Urgency
 from tieringd.errors import BrokerUnavailable, CorruptDataError, TieringError
 from tieringd.metrics import Metrics
@@ -125,7 +125,10 @@ class Uploader:
         """
         if not slices:
             return UploadOutcome()
-        outcomes = await self._copy_all(local_log, slices, urgency, final_holes)
+        outcomes = await self._copy_all(
+            CopyRequest(self._leadership, local_log, part, urgency, self._require_leadership, final_holes)
+            for part in slices
+        )
         copies = [outcome if isinstance(outcome, CopiedSegment) else None for outcome in outcomes]
         count = admissible_prefix([copy.remote if copy else None for copy in copies], next_offset=next_offset)
         admitted = tuple(copy for copy in copies[:count] if copy is not None)
@@ -134,30 +137,17 @@ class Uploader:
                 return UploadOutcome(admitted, outcome, part)
         return UploadOutcome(admitted)
 
-    async def _copy_all(
-        self,
-        local_log: LocalLog,
-        slices: Sequence[SegmentSlice],
-        urgency: Urgency,
-        final_holes: Collection[Hole],
-    ) -> list[CopiedSegment | TieringError | None]:
+    async def _copy_all(self, requests: Iterable[CopyRequest]) -> list[CopiedSegment | TieringError | None]:
         """Copy each slice; a failure becomes a result, so that neighbouring slices can still be committed."""
 
-        async def copy(part: SegmentSlice) -> CopiedSegment | TieringError | None:
+        async def copy(request: CopyRequest) -> CopiedSegment | TieringError | None:
             try:
-                return await self._remote_log.copy_segment(
-                    self._leadership,
-                    local_log,
-                    part,
-                    urgency=urgency,
-                    before_put=self._require_leadership,
-                    final_holes=final_holes,
-                )
+                return await self._remote_log.copy_segment(request)
             except TieringError as error:
                 return error
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(copy(part)) for part in slices]
+            tasks = [group.create_task(copy(request)) for request in requests]
         return [task.result() for task in tasks]
 
     def _require_leadership(self) -> None:

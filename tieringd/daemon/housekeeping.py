@@ -9,21 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.claim import ManifestChange, ended
-from tieringd.archiving.observer import Observation
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.remote_log import RemoteLog
 from tieringd.broker.base import Broker
 from tieringd.config import Config
 from tieringd.daemon.archive import Archive
 from tieringd.daemon.scrubbing import scrub_job
-from tieringd.housekeeping.job import HousekeepingJob
-from tieringd.housekeeping.merging import MergeJob, MergePartition, SegmentMerger
-from tieringd.housekeeping.reupload import ArchivedPartition, CompactedReuploadJob
+from tieringd.housekeeping.job import ArchivedPartition, HousekeepingJob
+from tieringd.housekeeping.merging import MergeJob, SegmentMerger
+from tieringd.housekeeping.reupload import CompactedReuploadJob
 from tieringd.housekeeping.scrub import ScrubJob
 from tieringd.housekeeping.service import Housekeeping, TrafficWatch
 from tieringd.housekeeping.topic_purge import TopicPurge, TopicPurger
@@ -31,8 +28,6 @@ from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.storage.resilient import ResilientStore
 from tieringd.topics.topic_registry import TopicRegistry
-
-P = TypeVar("P")
 
 
 def topic_purge_job(
@@ -73,21 +68,17 @@ class HousekeepingParts:
         self.purge.is_to_stay = config.keeps_deleted
 
 
-class ArchivedPartitions(Mapping[Leadership, P]):
+class ArchivedPartitions(Mapping[Leadership, ArchivedPartition]):
     """The partitions that a daemon currently archives, looked up in the reconciler at each access."""
 
-    def __init__(
-        self, reconciler: Reconciler, make: Callable[[Leadership, Archiver, Observation], P]
-    ) -> None:
-        """Take the reconciler; *make* builds the value for each partition."""
+    def __init__(self, reconciler: Reconciler) -> None:
         self._reconciler = reconciler
-        self._make = make
 
-    def __getitem__(self, leadership: Leadership) -> P:
+    def __getitem__(self, leadership: Leadership) -> ArchivedPartition:
         found = self._reconciler.archived_one(leadership)
         if found is None:
             raise KeyError(leadership)
-        return self._make(leadership, *found)
+        return ArchivedPartition(leadership, *found)
 
     def __iter__(self) -> Iterator[Leadership]:
         return (leadership for leadership, _, _ in self._reconciler.archived())
@@ -155,10 +146,7 @@ def merge_job(
             leadership, store, joiner=joiner, writer_id=writer_id, metrics=metrics, now_ms=now_ms
         )
 
-    def partition(leadership: Leadership, archiver: Archiver, seen: Observation) -> MergePartition:
-        return MergePartition(leadership, archiver, seen)
-
-    archived = ArchivedPartitions(reconciler, partition)
+    archived = ArchivedPartitions(reconciler)
     return MergeJob(lambda: archived, make_merger=make_merger, changed=reconciler.changes.reader())
 
 
@@ -166,11 +154,7 @@ def reupload_job(
     metrics: Metrics, remote_log: RemoteLog, *, reconciler: Reconciler, now_ms: Callable[[], int]
 ) -> CompactedReuploadJob:
     """Return the job that replaces archived segments by their compacted forms."""
-
-    def partition(leadership: Leadership, archiver: Archiver, seen: Observation) -> ArchivedPartition:
-        return ArchivedPartition(leadership, archiver.manifest, seen, archiver.offer)
-
-    archived = ArchivedPartitions(reconciler, partition)
+    archived = ArchivedPartitions(reconciler)
     return CompactedReuploadJob(
         lambda: archived,
         remote_log=remote_log,

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, Literal
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 import structlog
@@ -30,6 +30,7 @@ from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition
 from tieringd.policies.topic_lifecycle import NamedTopics, choose_topics
+from tieringd.storage.single_flight import Flight, SingleFlight
 from tieringd.topics.topic_registry import TopicRegistry
 
 log = structlog.get_logger(__name__)
@@ -79,7 +80,9 @@ class ServedTopics:
         self._registry = registry
         self._from_cluster = from_cluster
         self._interval_seconds = interval_seconds
-        self._flight: asyncio.Task[None] | None = None
+        self._listings: SingleFlight[Literal["topics"], None] = SingleFlight(
+            lambda key: f"listing the {key} was ended: the endpoint is closed"
+        )
         self._looked_at: float | None = None
         self._by_name: dict[str, ServedTopic] = {}
         self._by_id: dict[UUID, ServedTopic] = {}
@@ -122,19 +125,16 @@ class ServedTopics:
     async def look(self) -> None:
         """Make sure that the listing is no older than the interval, if the store answers in time."""
         now = asyncio.get_running_loop().time()
-        if self._flight is None:
-            if self._looked_at is not None and now - self._looked_at < self._interval_seconds:
-                return
-            self._flight = asyncio.create_task(self._refresh())
-            self._flight.add_done_callback(self._land)
+        is_recent = self._looked_at is not None and now - self._looked_at < self._interval_seconds
+        if is_recent and "topics" not in self._listings:
+            return
+        listing = self._listings.join("topics", self._refresh)
         # A slow or unavailable store does not block clients: they get the last listing.
-        await asyncio.wait({self._flight}, timeout=_PATIENCE_SECONDS)
+        await asyncio.wait({listing.task}, timeout=_PATIENCE_SECONDS)
 
     async def close(self) -> None:
         """Cancel the listing that is running."""
-        if self._flight is not None:
-            self._flight.cancel()
-            await asyncio.wait({self._flight})
+        await self._listings.close()
 
     async def _refresh(self) -> None:
         try:
@@ -143,14 +143,9 @@ class ServedTopics:
             log.warning("the bucket's topics cannot be listed; serving those known", error=str(error))
         else:
             self._take(self._chosen())
-
-    def _land(self, flight: asyncio.Task[None]) -> None:
-        self._flight = None
-        # Set also after a failure, and at its end: the store is not asked again for every client.
-        self._looked_at = asyncio.get_running_loop().time()
-        if not flight.cancelled():
-            # A programming error: the loop's exception handler reports it.
-            flight.result()
+        finally:
+            # Set also after a failure, and at its end: the store is not asked again for every client.
+            self._looked_at = asyncio.get_running_loop().time()
 
     def by_name(self, name: str) -> ServedTopic | None:
         """Return the topic of this name."""
@@ -210,7 +205,6 @@ class _Known:
     asked_at: float = 0.0
     error: TieringError | None = None
     """The error of the last read, if it failed."""
-    flight: asyncio.Task[StoredManifest] | None = None
     is_late: bool = False
     """Whether a caller timed out on the running read. Later callers do not wait for it."""
     waiting: set[asyncio.Event] = field(default_factory=set)
@@ -233,6 +227,9 @@ class ServedPartitions:
         self._kept_max = kept_max
         self._interval_seconds = interval_seconds
         self._known: dict[TopicIdPartition, _Known] = {}
+        self._flights: SingleFlight[TopicIdPartition, StoredManifest] = SingleFlight(
+            lambda _: "reading a manifest was ended: the endpoint is closed"
+        )
         self._reading = asyncio.Semaphore(at_once)
         self.is_ending = False
         """Whether waiting for changes should end."""
@@ -255,12 +252,12 @@ class ServedPartitions:
         if known.stored is None:
             if known.error is not None and now - known.checked_at < _RETRY_SECONDS:
                 raise StorageUnavailable(f"the manifest of {partition} could not be read") from known.error
-            return _manifest_of(partition, await self._arrived(self._fly(partition, known)))
+            return _manifest_of(partition, await self._flights.arrived(self._fly(partition, known)))
         if now - known.checked_at >= self._interval_seconds:
             flight = self._fly(partition, known)
             if not known.is_late:
-                await asyncio.wait({flight}, timeout=_PATIENCE_SECONDS)
-                known.is_late = not flight.done()
+                await asyncio.wait({flight.task}, timeout=_PATIENCE_SECONDS)
+                known.is_late = not flight.task.done()
         return _manifest_of(partition, known.stored)
 
     async def look(self, partitions: Iterable[TopicIdPartition]) -> None:
@@ -308,7 +305,7 @@ class ServedPartitions:
             CorruptDataError: The stored bytes are no manifest.
         """
         known = self._entry(partition, asyncio.get_running_loop().time())
-        return _manifest_of(partition, await self._arrived(self._fly(partition, known)))
+        return _manifest_of(partition, await self._flights.arrived(self._fly(partition, known)))
 
     async def reaching(self, partition: TopicIdPartition, offset: int) -> PartitionManifest:
         """
@@ -355,10 +352,7 @@ class ServedPartitions:
 
     async def close(self) -> None:
         """Cancel the reads that are running."""
-        flights = [known.flight for known in self._known.values() if known.flight is not None]
-        for flight in flights:
-            flight.cancel()
-        await asyncio.gather(*flights, return_exceptions=True)
+        await self._flights.close()
 
     def _entry(self, partition: TopicIdPartition, now: float) -> _Known:
         known = self._known.pop(partition, None)
@@ -380,49 +374,35 @@ class ServedPartitions:
         for partition, known in tuple(self._known.items()):
             if spare <= 0 and now - known.asked_at <= _FORGOTTEN_AFTER_SECONDS:
                 break
-            if known.flight is None and not known.waiting:
+            if partition not in self._flights and not known.waiting:
                 del self._known[partition]
                 spare -= 1
 
-    def _fly(self, partition: TopicIdPartition, known: _Known) -> asyncio.Task[StoredManifest]:
-        if known.flight is None:
-            loop = asyncio.get_running_loop()
-            known.flight = loop.create_task(self._read(partition, known.stored))
-            known.flight.add_done_callback(partial(self._land, partition, known))
-        return known.flight
+    def _fly(self, partition: TopicIdPartition, known: _Known) -> Flight[TopicIdPartition, StoredManifest]:
+        return self._flights.join(partition, partial(self._read, partition, known))
 
-    async def _read(self, partition: TopicIdPartition, stored: StoredManifest | None) -> StoredManifest:
+    async def _read(self, partition: TopicIdPartition, known: _Known) -> StoredManifest:
+        try:
+            found = await self._found(partition, known.stored)
+        except Exception as error:
+            known.error = error if isinstance(error, TieringError) else None
+            if known.error is not None:
+                log.warning("a manifest cannot be read", partition=str(partition), error=str(error))
+            raise
+        finally:
+            known.is_late = False
+            # Set also after a failure: the store is not asked again for every client.
+            known.checked_at = asyncio.get_running_loop().time()
+        is_changed = known.stored is None or found.version != known.stored.version
+        known.error, known.stored = None, found
+        for waiting in known.waiting if is_changed else ():
+            waiting.set()
+        return found
+
+    async def _found(self, partition: TopicIdPartition, stored: StoredManifest | None) -> StoredManifest:
         if stored is None or stored.version is None:
             return await self._manifests.load(partition)
         return await self._manifests.refreshed(partition, stored)
-
-    def _land(self, partition: TopicIdPartition, known: _Known, flight: asyncio.Task[StoredManifest]) -> None:
-        known.flight = None
-        known.is_late = False
-        if flight.cancelled():
-            return
-        # Set also after a failure: the store is not asked again for every client.
-        known.checked_at = asyncio.get_running_loop().time()
-        error = flight.exception()
-        known.error = error if isinstance(error, TieringError) else None
-        if isinstance(error, TieringError):
-            log.warning("a manifest cannot be read", partition=str(partition), error=str(error))
-            return
-        if error is not None:
-            # A programming error: the loop's exception handler reports it.
-            flight.result()
-        found = flight.result()
-        is_changed = known.stored is None or found.version != known.stored.version
-        known.stored = found
-        for waiting in known.waiting if is_changed else ():
-            waiting.set()
-
-    async def _arrived(self, flight: asyncio.Task[StoredManifest]) -> StoredManifest:
-        """Wait for a running read. A cancelled waiter leaves it to the others."""
-        await asyncio.wait({flight})
-        if flight.cancelled():
-            raise StorageUnavailable("reading a manifest was ended: the endpoint is closed")
-        return flight.result()
 
 
 def _manifest_of(partition: TopicIdPartition, stored: StoredManifest) -> PartitionManifest:

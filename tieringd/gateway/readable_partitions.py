@@ -29,6 +29,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -44,6 +45,7 @@ from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
 from tieringd.policies.pinning import Pin
 from tieringd.reading.history import History
+from tieringd.storage.single_flight import SingleFlight
 
 log = structlog.get_logger(__name__)
 
@@ -296,7 +298,9 @@ class LogStarts:
         self._now = now
         self._known: dict[TopicIdPartition, _Known] = {}
         self._readable: Mapping[TopicIdPartition, None] = {}
-        self._tasks: dict[PartitionKey, asyncio.Task[None]] = {}
+        self._look_ups: SingleFlight[PartitionKey, None] = SingleFlight(
+            lambda key: f"looking up the log start of {key[0]}-{key[1]} was ended: the gateway is closed"
+        )
         self._not_before: dict[PartitionKey, float] = {}
         self._places = asyncio.Semaphore(_AT_ONCE)
 
@@ -345,10 +349,7 @@ class LogStarts:
 
     async def close(self) -> None:
         """Cancel every look-up."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._look_ups.close()
 
     def _known_of(self, partition: TopicIdPartition) -> _Known | None:
         manifest = self._partitions.last_manifest(partition)
@@ -369,16 +370,9 @@ class LogStarts:
     def _look(self, topic: str | UUID, number: int, broker_offset: int) -> None:
         """Look a partition up, unless a look-up is running or has just failed."""
         key = (topic, number)
-        if key not in self._tasks and self._not_before.get(key, -math.inf) <= self._now():
-            task = asyncio.get_running_loop().create_task(self._look_up(key, broker_offset))
-            self._tasks[key] = task
-            task.add_done_callback(lambda task: self._on_done(key, task))
-
-    def _on_done(self, key: PartitionKey, task: asyncio.Task[None]) -> None:
-        del self._tasks[key]
-        if not task.cancelled():
-            # A programming error: the loop's exception handler reports it.
-            task.result()
+        is_due = self._not_before.get(key, -math.inf) <= self._now()
+        if is_due and key not in self._look_ups and not self._look_ups.is_closed:
+            self._look_ups.begin(key, partial(self._look_up, key, broker_offset))
 
     async def _look_up(self, key: PartitionKey, broker_offset: int) -> None:
         looked_at = self._now()

@@ -18,6 +18,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
+from tieringd.archiving.archiver import Archiver
+from tieringd.archiving.observer import Observation
 from tieringd.model.partition import Leadership
 
 P = TypeVar("P")
@@ -57,6 +59,17 @@ class HousekeepingJob(Protocol):
             TieringError: The turn is given up; the next one comes later.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedPartition:
+    """A partition that this daemon archives."""
+
+    leadership: Leadership
+    archiver: Archiver
+    """It knows the manifest, and commits what is offered to it with its next step."""
+    seen: Observation
+    """The newest observation of its local log."""
 
 
 @dataclass(frozen=True, slots=True)

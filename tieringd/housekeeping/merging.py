@@ -29,9 +29,7 @@ import structlog
 from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.archive.manifest_store import StoredManifest
 from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge, index_of_parts, store_merged
-from tieringd.archiving.archiver import Archiver
 from tieringd.archiving.claim import Claim, ended
-from tieringd.archiving.observer import Observation
 from tieringd.errors import (
     BucketNotFound,
     CorruptDataError,
@@ -41,7 +39,7 @@ from tieringd.errors import (
     StoreFull,
     TieringError,
 )
-from tieringd.housekeeping.job import JobTurn, PartitionPasses, Share
+from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionPasses, Share
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership
@@ -219,15 +217,6 @@ class SegmentMerger:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class MergePartition:
-    """A partition that this daemon archives."""
-
-    leadership: Leadership
-    archiver: Archiver
-    seen: Observation
-
-
 @dataclass(slots=True)
 class _Known:
     """What is kept of a partition between turns."""
@@ -244,7 +233,7 @@ class MergeJob:
 
     def __init__(
         self,
-        partitions: Callable[[], Mapping[Leadership, MergePartition]],
+        partitions: Callable[[], Mapping[Leadership, ArchivedPartition]],
         *,
         make_merger: Callable[[Leadership], SegmentMerger],
         changed: Callable[[], Collection[Leadership]] | None = None,
@@ -268,7 +257,7 @@ class MergeJob:
         """
         return await self._passes.turn(requests_max=requests_max)
 
-    async def _share(self, one: MergePartition) -> Share:
+    async def _share(self, one: ArchivedPartition) -> Share:
         """Plan one partition, and merge the planned runs."""
         # The last known manifest is enough: the commit checks whether it still holds.
         limits, manifest = one.seen.topic.merge_limits, one.archiver.last_manifest
@@ -289,7 +278,7 @@ class MergeJob:
         return await self._merge(one, known.merger, manifest, plan)
 
     async def _merge(
-        self, one: MergePartition, merger: SegmentMerger, manifest: PartitionManifest, plan: MergePlan
+        self, one: ArchivedPartition, merger: SegmentMerger, manifest: PartitionManifest, plan: MergePlan
     ) -> Share:
         """Merge the runs of a plan."""
         requests = sum(run.segments + _REQUESTS_FOR_A_RUN for run in plan.runs)

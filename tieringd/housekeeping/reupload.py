@@ -38,10 +38,10 @@ from itertools import chain
 import structlog
 
 from tieringd.archive.manifest_store import StoredManifest
-from tieringd.archiving.claim import Claim, ManifestChange
+from tieringd.archiving.claim import Claim
 from tieringd.archiving.observer import Observation
 from tieringd.archiving.remote_log import RemoteLog
-from tieringd.archiving.segment_copier import CopiedSegment
+from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest
 from tieringd.errors import (
     CorruptDataError,
     FencedError,
@@ -49,7 +49,7 @@ from tieringd.errors import (
     ObjectNotFound,
     TieringError,
 )
-from tieringd.housekeeping.job import JobTurn, PartitionPasses, Share
+from tieringd.housekeeping.job import ArchivedPartition, JobTurn, PartitionPasses, Share
 from tieringd.metrics import Metrics
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
@@ -282,9 +282,9 @@ class CompactedReuploader:
         # Where files have another format than objects, only reading them tells their size as objects.
         room = reupload.archived_bytes if seen.log.is_reframed else None
         for segment in reupload.segments:
-            copy = await self._remote_log.copy_segment(
-                self._leadership, seen.log, _part_of(segment, reupload), bytes_below=room
-            )
+            part = _part_of(segment, reupload)
+            request = CopyRequest(self._leadership, seen.log, part, bytes_below=room)
+            copy = await self._remote_log.copy_segment(request)
             if copy is None:
                 self._failed.add(reupload.identity)
                 return None
@@ -354,19 +354,6 @@ def _part_of(segment: LocalSegment, reupload: Reupload) -> SegmentSlice:
     return SegmentSlice.between(segment, begin, min(segment.next_offset, reupload.next_offset))
 
 
-@dataclass(frozen=True, slots=True)
-class ArchivedPartition:
-    """A partition that this daemon archives, as this job needs it."""
-
-    leadership: Leadership
-    manifest: PartitionManifest | None
-    """The archiver's manifest; None while that is not known for certain."""
-    seen: Observation
-    """The newest observation of its local log."""
-    offer: Callable[[ManifestChange], asyncio.Future[None]]
-    """The archiver's `offer`: it commits the change with its next step."""
-
-
 @dataclass(slots=True)
 class _Known:
     """What is kept of a partition between turns."""
@@ -414,7 +401,7 @@ class CompactedReuploadJob:
 
     async def _share(self, one: ArchivedPartition) -> Share:
         """Plan one partition, and do the first planned runs."""
-        manifest, seen = one.manifest, one.seen
+        manifest, seen = one.archiver.manifest, one.seen
         if manifest is None or not seen.topic.reuploads_compacted:
             return Share(may_rest=True)
         known = self._known.get(one.leadership)
@@ -469,7 +456,7 @@ class CompactedReuploadJob:
                 continue
             requests += REQUESTS_PER_SEGMENT * len(reupload.segments)
             if change is not None:
-                offered.append(one.offer(change))
+                offered.append(one.archiver.offer(change))
                 # Added at once, in case this task is cancelled before it waits for them.
                 offered[-1].add_done_callback(_retrieve)
         if offered:

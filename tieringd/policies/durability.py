@@ -9,13 +9,15 @@ A segment that a job has rewritten holds less than the log, on purpose: the remo
 before, and are no longer wanted. So it covers what it replaced, whatever its size, where the leader
 epochs of log and archive are known and could be compared (`policies.lineage`).
 
+`walk_log` goes over a local log for this policy, local retention and the trim target.
+
 The trimmer compares the bytes just before a trim, because that takes a read of the file; this policy does
 not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tieringd.model.local_log import LocalLog
@@ -33,6 +35,19 @@ class DurableEnd:
     """Why the next offset is not durable."""
 
 
+@dataclass(frozen=True, slots=True)
+class WalkedSegment:
+    """A local segment, and what the archive has of it."""
+
+    local: LocalSegment
+    pieces: tuple[RemoteSegment, ...]
+    """The stored segments that overlap it, ascending. Empty for the active segment."""
+    not_durable_because: str
+    """The result of `why_not_durable`. Empty for the active segment."""
+    end_bytes: int
+    """The bytes of the log up to the end of this segment, also those that the broker is deleting."""
+
+
 def durable_end(
     log: LocalLog, manifest: PartitionManifest, *, log_start_offset: int, up_to: int | None = None
 ) -> DurableEnd:
@@ -43,21 +58,43 @@ def durable_end(
     that reaches it.
     """
     end = log_start_offset
+    for one in walk_log(log, manifest, log_start_offset=log_start_offset, up_to=up_to):
+        if one.local.next_offset is None:
+            pieces = manifest.segments.overlapping(one.local.base_offset, manifest.next_offset)
+            covered_to = _covered_to(one.local, pieces)
+            return DurableEnd(max(end, covered_to), f"offset {covered_to} is in the active segment")
+        if one.not_durable_because:
+            covered_to = _covered_to(one.local, one.pieces)
+            is_short = covered_to < one.local.next_offset
+            return DurableEnd(covered_to if is_short else one.local.base_offset, one.not_durable_because)
+        end = one.local.next_offset
+    if up_to is not None and end >= up_to:
+        return DurableEnd(end, f"offset {up_to} is as far as anyone asked")
+    return DurableEnd(end, "there is no active segment yet")
+
+
+def walk_log(
+    log: LocalLog, manifest: PartitionManifest, *, log_start_offset: int, up_to: int | None = None
+) -> Iterator[WalkedSegment]:
+    """
+    Yield the segments of *log* from the head on, with what *manifest* has of each.
+
+    Segments below *log_start_offset* are left out: the broker is already deleting them. The walk ends with
+    the active segment, or with the segment that reaches *up_to*. What the archive has of a segment is found
+    only when the walk comes to it.
+    """
+    end, end_bytes = log_start_offset, 0
     for segment in log.segments:
         if up_to is not None and end >= up_to:
-            return DurableEnd(end, f"offset {up_to} is as far as anyone asked")
+            return
         if segment.next_offset is None:
-            pieces = manifest.segments.overlapping(segment.base_offset, manifest.next_offset)
-            covered_to = _covered_to(segment, pieces)
-            return DurableEnd(max(end, covered_to), f"offset {covered_to} is in the active segment")
+            yield WalkedSegment(segment, (), "", end_bytes + segment.size_bytes)
+            return
+        end_bytes += segment.size_bytes
         if segment.next_offset > log_start_offset:
             pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
-            reason = why_not_durable(segment, pieces, log, manifest)
-            if reason:
-                is_short = _covered_to(segment, pieces) < segment.next_offset
-                return DurableEnd(_covered_to(segment, pieces) if is_short else segment.base_offset, reason)
+            yield WalkedSegment(segment, pieces, why_not_durable(segment, pieces, log, manifest), end_bytes)
             end = segment.next_offset
-    return DurableEnd(end, "there is no active segment yet")
 
 
 def why_not_durable(

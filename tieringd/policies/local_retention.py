@@ -31,7 +31,7 @@ from typing import Literal, TypeAlias
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.segment import LocalSegment, RemoteSegment
-from tieringd.policies.durability import is_comparable, why_not_durable
+from tieringd.policies.durability import WalkedSegment, is_comparable, walk_log
 from tieringd.policies.retention_time import retention_time_ms
 
 ACTIVE_STAYS = "the active segment always stays"
@@ -103,25 +103,40 @@ def plan_trim(
     listed again. By size, a segment is trimmed only while at least `target_bytes` remain, as in Kafka's
     own local retention.
     """
-    remaining_bytes = log.size_bytes
+    log_bytes = log.size_bytes
+
+    def why_kept(one: WalkedSegment) -> str:
+        past_time = target.target_ms is not None and _newest_ms(one.pieces) <= now_ms - target.target_ms
+        if past_time or _is_past_size(target, left_bytes=log_bytes - one.end_bytes):
+            return ""
+        return f"segment {one.local.base_offset} is within the local retention target"
+
+    return trim_head(log, manifest, why_kept, log_start_offset=log_start_offset)
+
+
+def trim_head(
+    log: LocalLog,
+    manifest: PartitionManifest,
+    why_kept: Callable[[WalkedSegment], str],
+    *,
+    log_start_offset: int,
+) -> TrimPlan:
+    """
+    Return the durable closed segments at the head of *log*, up to the first that stays.
+
+    *why_kept* says why a durable segment stays; empty when it may be trimmed.
+    """
     start_offset = log_start_offset
     candidates: list[TrimCandidate] = []
-    for segment in log.segments:
-        if segment.next_offset is not None and segment.next_offset <= log_start_offset:
-            remaining_bytes -= segment.size_bytes
-            continue
-        start_offset = max(start_offset, segment.base_offset)
-        if segment.next_offset is None:
+    for one in walk_log(log, manifest, log_start_offset=log_start_offset):
+        start_offset = max(start_offset, one.local.base_offset)
+        if one.local.next_offset is None:
             return TrimPlan(tuple(candidates), start_offset, ACTIVE_STAYS)
-        pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
-        reason = why_not_durable(segment, pieces, log, manifest) or _why_within_target(
-            segment, pieces, target, remaining_bytes=remaining_bytes, now_ms=now_ms
-        )
+        reason = one.not_durable_because or why_kept(one)
         if reason:
             return TrimPlan(tuple(candidates), start_offset, reason)
-        candidates.append(TrimCandidate(segment, pieces))
-        start_offset = segment.next_offset
-        remaining_bytes -= segment.size_bytes
+        candidates.append(TrimCandidate(one.local, one.pieces))
+        start_offset = one.local.next_offset
     return TrimPlan(tuple(candidates), start_offset, NO_ACTIVE_YET)
 
 
@@ -133,38 +148,16 @@ def trim_due_ms(
 
     Infinity when it never does.
     """
-    remaining_bytes = log.size_bytes
-    for segment in log.segments:
-        if segment.next_offset is None:
-            break
-        if segment.next_offset > log_start_offset:
-            pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
-            if why_not_durable(segment, pieces, log, manifest):
-                break
-            if _is_past_size(segment, target, remaining_bytes=remaining_bytes):
-                return -math.inf
-            return math.inf if target.target_ms is None else _newest_ms(pieces) + target.target_ms
-        remaining_bytes -= segment.size_bytes
-    return math.inf
+    first = next(walk_log(log, manifest, log_start_offset=log_start_offset), None)
+    if first is None or first.local.next_offset is None or first.not_durable_because:
+        return math.inf
+    if _is_past_size(target, left_bytes=log.size_bytes - first.end_bytes):
+        return -math.inf
+    return math.inf if target.target_ms is None else _newest_ms(first.pieces) + target.target_ms
 
 
-def _why_within_target(
-    segment: LocalSegment,
-    pieces: Sequence[RemoteSegment],
-    target: LocalRetentionTarget,
-    *,
-    remaining_bytes: int,
-    now_ms: int,
-) -> str:
-    past_size = _is_past_size(segment, target, remaining_bytes=remaining_bytes)
-    past_time = target.target_ms is not None and _newest_ms(pieces) <= now_ms - target.target_ms
-    if past_size or past_time:
-        return ""
-    return f"segment {segment.base_offset} is within the local retention target"
-
-
-def _is_past_size(segment: LocalSegment, target: LocalRetentionTarget, *, remaining_bytes: int) -> bool:
-    return target.target_bytes is not None and remaining_bytes - segment.size_bytes >= target.target_bytes
+def _is_past_size(target: LocalRetentionTarget, *, left_bytes: int) -> bool:
+    return target.target_bytes is not None and left_bytes >= target.target_bytes
 
 
 def _newest_ms(pieces: Sequence[RemoteSegment]) -> int:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from tieringd.model.local_log import LocalLog
 from tieringd.model.manifest import PartitionManifest
-from tieringd.policies.durability import durable_end, why_not_durable
-from tieringd.policies.local_retention import ACTIVE_STAYS, NO_ACTIVE_YET, TrimCandidate, TrimPlan
+from tieringd.policies.durability import WalkedSegment, durable_end
+from tieringd.policies.local_retention import TrimPlan, trim_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,26 +104,10 @@ def plan_trim_to_target(
     target = choose_trim_target(wishes, durable_offset=durable.offset, log_start_offset=log_start_offset)
     if wishes.never_because:
         return target, TrimPlan((), log_start_offset, wishes.never_because)
-    return target, _segments_below(log, manifest, target, log_start_offset=log_start_offset)
 
+    def why_kept(one: WalkedSegment) -> str:
+        if one.local.next_offset is None or one.local.next_offset <= target.offset:
+            return ""
+        return f"segment {one.local.base_offset} reaches past offset {target.offset}: {target.because}"
 
-def _segments_below(
-    log: LocalLog, manifest: PartitionManifest, target: TrimTarget, *, log_start_offset: int
-) -> TrimPlan:
-    start_offset = log_start_offset
-    candidates: list[TrimCandidate] = []
-    for segment in log.segments:
-        if segment.next_offset is not None and segment.next_offset <= log_start_offset:
-            continue
-        start_offset = max(start_offset, segment.base_offset)
-        if segment.next_offset is None:
-            return TrimPlan(tuple(candidates), start_offset, ACTIVE_STAYS)
-        pieces = manifest.segments.overlapping(segment.base_offset, segment.next_offset)
-        reason = why_not_durable(segment, pieces, log, manifest)
-        if not reason and segment.next_offset > target.offset:
-            reason = f"segment {segment.base_offset} reaches past offset {target.offset}: {target.because}"
-        if reason:
-            return TrimPlan(tuple(candidates), start_offset, reason)
-        candidates.append(TrimCandidate(segment, pieces))
-        start_offset = segment.next_offset
-    return TrimPlan(tuple(candidates), start_offset, NO_ACTIVE_YET)
+    return target, trim_head(log, manifest, why_kept, log_start_offset=log_start_offset)

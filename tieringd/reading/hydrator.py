@@ -21,11 +21,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeAlias
 
 import structlog
 
 from tieringd.cache.directory import OpenFile
-from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable, TieringError
+from tieringd.errors import CorruptDataError, LocalFileError, TieringError
 from tieringd.formats.cache_names import chunk_name
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import CacheMetrics
@@ -36,6 +37,7 @@ from tieringd.reading.cache_keeper import CacheKeeper, OpenEntry
 from tieringd.reading.chunk_download import ChunkDownloader, DownloadLimits, check_file
 from tieringd.reading.index_cache import IndexCache
 from tieringd.storage.base import FileSlice, ObjectStore
+from tieringd.storage.single_flight import Flight, SingleFlight
 from tieringd.storage.threads import in_thread, in_thread_or
 
 log = structlog.get_logger(__name__)
@@ -113,13 +115,12 @@ class _Arrival:
     """Whether neither the cache nor the memory takes it."""
 
 
-@dataclass(eq=False, slots=True)
-class _Flight:
-    """One download, or one check of a cached file, shared by all callers that wait for it."""
+_Place: TypeAlias = tuple[str, int]
+"""The file name and size in bytes of a chunk."""
 
-    task: asyncio.Task[_Arrival]
-    is_prefetch: bool
-    waiters: int = 0
+
+def _when_closed(_: object) -> str:
+    return "the download was ended: the hydrator is closed"
 
 
 class Hydrator:
@@ -141,12 +142,13 @@ class Hydrator:
         self._indexes = IndexCache(
             store, keeper, size_bytes_max=self._limits.index_bytes_max, metrics=metrics
         )
-        self._flights: dict[tuple[str, int], _Flight] = {}
+        # Downloads, and checks of cached files. Clients that disconnect early must not fill the queue with
+        # downloads that no one waits for.
+        self._flights: SingleFlight[_Place, _Arrival] = SingleFlight(_when_closed, unwaited_above=FLIGHTS_MAX)
+        self._prefetches: set[Flight[_Place, _Arrival]] = set()
         self._sequences = ReadSequences()
-        self._ahead: dict[str, asyncio.Task[None]] = {}
-        self._ended: set[asyncio.Task[_Arrival]] = set()
+        self._ahead: SingleFlight[str, None] = SingleFlight(_when_closed)
         self._layouts: OrderedDict[tuple[int, ...], ChunkLayout] = OrderedDict()
-        self._is_closed = False
 
     def set_limits(self, limits: HydrationLimits) -> None:
         """Cut segments by *limits* from now on. The limits on concurrent downloads do not change."""
@@ -243,14 +245,17 @@ class Hydrator:
     ) -> None:
         """Hydrate a chunk that a reader will want soon, if the cache has room. Errors are not reported."""
         wanted = self._wanted(partition, segment, index, chunk)
-        under_way = sum(flight.is_prefetch for flight in self._flights.values())
         is_here = (
             (wanted.name, chunk.size_bytes) in self._flights
             or self._open.holds(wanted.name)
             or self._keeper.directory.accounts.holds(wanted.name)
         )
-        if not (self._is_closed or is_here or under_way >= self._limits.prefetches_max):
-            self._fly(wanted, is_cached=True, is_prefetch=True)
+        is_full = len(self._prefetches) >= self._limits.prefetches_max
+        if not (self._flights.is_closed or is_here or is_full):
+            work = partial(self._arrival, wanted, is_cached=True, is_prefetch=True)
+            flight = self._flights.begin((wanted.name, chunk.size_bytes), work)
+            self._prefetches.add(flight)
+            flight.task.add_done_callback(lambda _: self._prefetches.discard(flight))
 
     async def close(self) -> None:
         """
@@ -258,11 +263,8 @@ class Hydrator:
 
         The hydrator cannot be used afterwards.
         """
-        self._is_closed = True
-        tasks = [*self._ahead.values(), *self._ended, *(flight.task for flight in self._flights.values())]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._ahead.close()
+        await self._flights.close()
         await self._indexes.close()
         self._open.close()
 
@@ -283,56 +285,18 @@ class Hydrator:
                 (self._metrics.hits if is_hit else self._metrics.misses).labels("chunk").inc()
                 return HydratedChunk(chunk, entry=entry, keeper=self._keeper)
             is_cached = attempt < _ATTEMPTS
-            flight = self._flights.get((wanted.name, chunk.size_bytes))
-            if flight is None or not is_cached:
-                flight = self._fly(wanted, is_cached=is_cached, is_prefetch=False)
-            arrival = await self._arrived(flight)
+            share = self._flights.join if is_cached else self._flights.begin
+            work = partial(self._arrival, wanted, is_cached=is_cached, is_prefetch=False)
+            flight = share((wanted.name, chunk.size_bytes), work)
+            is_prefetch = flight in self._prefetches
+            arrival = await self._flights.arrived(flight)
             is_hit = is_hit and arrival.is_hit
-            if arrival.is_refused and not flight.is_prefetch:
+            if arrival.is_refused and not is_prefetch:
                 return None
             if arrival.data is not None:
                 self._metrics.misses.labels("chunk").inc()
                 return HydratedChunk(chunk, data=arrival.data, keeper=self._keeper)
         return None
-
-    def _fly(self, wanted: _Wanted, *, is_cached: bool, is_prefetch: bool) -> _Flight:
-        if self._is_closed:
-            raise StorageUnavailable(f"{wanted.name}: the hydrator is closed")
-        place = (wanted.name, wanted.chunk.size_bytes)
-        work = self._arrival(wanted, is_cached=is_cached, is_prefetch=is_prefetch)
-        flight = _Flight(asyncio.get_running_loop().create_task(work), is_prefetch)
-        self._flights[place] = flight
-        flight.task.add_done_callback(partial(self._land, place, flight))
-        return flight
-
-    def _land(self, place: tuple[str, int], flight: _Flight, task: asyncio.Task[_Arrival]) -> None:
-        if self._flights.get(place) is flight:
-            del self._flights[place]
-        if not task.cancelled():
-            task.exception()  # Retrieved, so that asyncio does not log an error without a waiter.
-
-    async def _arrived(self, flight: _Flight) -> _Arrival:
-        """
-        Wait for a flight.
-
-        A cancelled waiter leaves the flight running for the others, or for the next one.
-        """
-        flight.waiters += 1
-        try:
-            await asyncio.wait({flight.task})
-        finally:
-            flight.waiters -= 1
-            # Clients that disconnect early must not fill the queue with downloads that no one waits for.
-            if not flight.task.done() and not flight.waiters and len(self._flights) > FLIGHTS_MAX:
-                self._flights = {
-                    place: other for place, other in self._flights.items() if other is not flight
-                }
-                flight.task.cancel()
-                self._ended.add(flight.task)
-                flight.task.add_done_callback(self._ended.discard)
-        if flight.task.cancelled():
-            raise StorageUnavailable("the download was ended: the hydrator is closed")
-        return flight.task.result()
 
     async def _arrival(self, wanted: _Wanted, *, is_cached: bool, is_prefetch: bool) -> _Arrival:
         opened = await self._from_disk(wanted) if is_cached else None
@@ -407,11 +371,9 @@ class Hydrator:
     def _prefetch_begin_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> None:
         """Prefetch the first chunk of a segment, whose index may still have to be read."""
         key = data_key(partition, segment)
-        if key in self._ahead or self._is_closed:
+        if key in self._ahead or self._ahead.is_closed:
             return
-        task = asyncio.get_running_loop().create_task(self._begin_of(partition, segment))
-        self._ahead[key] = task
-        task.add_done_callback(lambda _: self._ahead.pop(key))
+        self._ahead.begin(key, partial(self._begin_of, partition, segment))
 
     async def _begin_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> None:
         try:

@@ -29,6 +29,7 @@ from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
 from tieringd.reading.cache_keeper import CacheKeeper
 from tieringd.storage.base import ObjectStore
+from tieringd.storage.single_flight import SingleFlight
 from tieringd.storage.threads import in_thread
 
 log = structlog.get_logger(__name__)
@@ -125,7 +126,9 @@ class IndexCache:
         self._metrics = metrics
         self._held: OrderedDict[str, _Held] = OrderedDict()
         self._held_bytes = 0
-        self._flights: dict[str, asyncio.Task[SegmentIndex]] = {}
+        self._flights: SingleFlight[str, SegmentIndex] = SingleFlight(
+            lambda key: f"{key}: reading was ended: the hydrator is closed"
+        )
 
     @property
     def held_bytes(self) -> int:
@@ -144,27 +147,11 @@ class IndexCache:
             self._held.move_to_end(key)
             self._metrics.hits.labels("index").inc()
             return held.index
-        flight = self._flights.get(key)
-        if flight is None:
-            flight = asyncio.get_running_loop().create_task(self._find(key, segment))
-            self._flights[key] = flight
-            flight.add_done_callback(partial(self._land, key))
-        await asyncio.wait({flight})
-        if flight.cancelled():
-            raise StorageUnavailable(f"{key}: reading was ended: the hydrator is closed")
-        return flight.result()
+        return await self._flights.arrived(self._flights.join(key, partial(self._find, key, segment)))
 
     async def close(self) -> None:
         """Cancel the reads under way."""
-        tasks = list(self._flights.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _land(self, key: str, flight: asyncio.Task[SegmentIndex]) -> None:
-        del self._flights[key]
-        if not flight.cancelled():
-            flight.exception()  # Retrieved, so that asyncio does not log an error without a waiter.
+        await self._flights.close()
 
     async def _find(self, key: str, segment: RemoteSegment) -> SegmentIndex:
         name = cached_name(key, buckets=self._files.buckets)

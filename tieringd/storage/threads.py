@@ -46,13 +46,8 @@ async def in_thread_or(dispose: Callable[[T], object], function: Callable[[], T]
     """Return what *function* returns in a thread. If the caller was cancelled, *dispose* gets the result."""
     work = asyncio.get_running_loop().run_in_executor(None, function)
     try:
-        await asyncio.wait({work})
+        await _until_done(work)
     except asyncio.CancelledError:
-        while not work.done():
-            try:
-                await asyncio.wait({work})
-            except asyncio.CancelledError:
-                continue  # The cancellation is raised below.
         if not work.cancelled() and work.exception() is None:
             dispose(work.result())
         raise
@@ -114,6 +109,7 @@ async def outlast(work: Future[T]) -> None:
 
 
 async def _until_done(waiter: asyncio.Future[T]) -> None:
+    """Wait until *waiter* is done, however it ends; a cancellation meanwhile is raised afterwards."""
     is_cancelled = False
     while not waiter.done():
         try:

@@ -13,6 +13,7 @@ from tests.fakes.archive import Clock, archive_in, archived
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
+from tieringd.archiving.segment_copier import CopyRequest
 from tieringd.broker import segment_file
 from tieringd.errors import (
     CorruptDataError,
@@ -52,7 +53,7 @@ def is_open(path: Path) -> bool:
 async def copied(remote_log, leadership, writer, base_offset):
     log = writer.local_log()
     segment = next(each for each in log.segments if each.base_offset == base_offset)
-    return await remote_log.copy_segment(leadership, log, SegmentSlice.whole(segment))
+    return await remote_log.copy_segment(CopyRequest(leadership, log, SegmentSlice.whole(segment)))
 
 
 async def test_batch_of_a_later_leader_is_never_stored_under_an_earlier_epoch(writer, remote_log, store):
@@ -78,7 +79,7 @@ async def test_part_that_keeps_its_end_is_copied_with_the_hole_there(writer, rem
     (segment, _) = log.segments
     part = SegmentSlice.between(segment, 1, 3)
 
-    copy = await remote_log.copy_segment(leadership, log, part)
+    copy = await remote_log.copy_segment(CopyRequest(leadership, log, part))
 
     assert (copy.remote.base_offset, copy.remote.last_offset, copy.index.record_count) == (1, 2, 1)
     data, _ = store._objects[data_key(leadership.partition, copy.remote)]
@@ -87,7 +88,7 @@ async def test_part_that_keeps_its_end_is_copied_with_the_hole_there(writer, rem
     assert found == FilePart(copy.remote.size_bytes, copy.remote.crc32c)
     stored = set(store._objects)
     with pytest.raises(CorruptDataError, match=r"offset 4, .* is inside the batch from 3 to 4"):
-        await remote_log.copy_segment(leadership, log, SegmentSlice.between(segment, 1, 4))
+        await remote_log.copy_segment(CopyRequest(leadership, log, SegmentSlice.between(segment, 1, 4)))
     assert set(store._objects) == stored
 
 
@@ -196,7 +197,7 @@ async def test_copy_of_a_file_that_is_not_the_scanned_one_is_refused(writer, rem
     writer.flip_byte(base)
 
     with pytest.raises(LocalFileError, match="changed after it was listed"):
-        await remote_log.copy_segment(leadership, log, SegmentSlice.whole(log.segments[0]))
+        await remote_log.copy_segment(CopyRequest(leadership, log, SegmentSlice.whole(log.segments[0])))
     assert store._objects == {}
 
 
@@ -255,7 +256,7 @@ async def test_failed_upload_is_the_callers_to_repeat(writer, remote_log, leader
     assert (await copied(remote_log, leadership, writer, base)).remote.base_offset == base
 
 
-async def test_cancelled_copy_leaves_nothing_open_and_nothing_named(writer, leadership, partition):
+async def test_cancelled_copy_leaves_nothing_open_and_nothing_named(writer, leadership):
     """Copies that are cancelled in the middle close their files, and no manifest knows of them."""
     base = writer.closed_segment()
     store = BusyStore()
@@ -264,11 +265,10 @@ async def test_cancelled_copy_leaves_nothing_open_and_nothing_named(writer, lead
     await store.begun.wait()
     assert is_open(writer.log_path(base))
 
-    assert remote_log.cancel_copies(partition) == 1
+    copy.cancel()
     with pytest.raises(asyncio.CancelledError):
         await copy
 
-    assert remote_log.cancel_copies(partition) == 0
     assert store._objects == {}
     assert not is_open(writer.log_path(base))
 
@@ -304,19 +304,6 @@ async def test_closing_cancels_every_copy(writer, leadership):
         await copy
 
 
-async def test_cancelling_one_partition_leaves_the_others(writer, leadership, partition):
-    """A partition without copies has nothing to cancel."""
-    base = writer.closed_segment()
-    store = BusyStore(lambda: None)
-    remote_log = archive_in(store).remote_log
-    other = type(partition)("cluster", "orders", partition.topic_id, 9)
-    copy = asyncio.create_task(copied(remote_log, leadership, writer, base))
-    await store.begun.wait()
-
-    assert remote_log.cancel_copies(other) == 0
-    assert (await copy).remote.base_offset == base
-
-
 async def test_copy_of_a_segment_that_was_just_closed_passes_the_brake(writer, leadership, store):
     """A copy keeps up or catches up by the age of its file; only catching up waits for the brake."""
     archive = archive_in(store, now_ms=(clock := Clock()))
@@ -331,7 +318,7 @@ async def test_copy_of_a_segment_that_was_just_closed_passes_the_brake(writer, l
     assert archive.gate.held_by == CPU
     assert not late.done()
     # Copies of one partition begin in order: a new one does not overtake one that waits.
-    archive.remote_log.cancel_copies(leadership.partition)
+    late.cancel()
     with pytest.raises(asyncio.CancelledError):
         await late
 

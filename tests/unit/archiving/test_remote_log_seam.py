@@ -1,35 +1,31 @@
 """
-The rest of KIP-405's operations: look-ups by epoch, reading on, side files, cleaning up, deleting.
+The rest of KIP-405's operations: look-ups by epoch, reading on, side files, deleting.
 
 The tables marked as Kafka's own are cases that its remote log manager is tested with, in our words.
 """
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
 from tests.builders import DEFAULT_TIME_MS
-from tests.fakes.archive import archive_in, archived, values_in
+from tests.fakes.archive import archive_in, archived
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
-from tests.fakes.store import store_unavailable
-from tests.fakes.virtual_loop import virtually
 from tests.unit.model.values import remote, stored
 from tieringd.archive.archive_reader import floor_position
 from tieringd.archiving.remote_log import SideFileKind
-from tieringd.errors import CorruptDataError, FencedError, ObjectNotFound, StorageUnavailable
+from tieringd.errors import ObjectNotFound
 from tieringd.formats.checkpoints import parse_epoch_checkpoint
 from tieringd.formats.index_files import parse_transaction_index
 from tieringd.formats.log_names import FileKind, encode_file_name
-from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix, spillover_prefix
+from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.manifest_parts import Gap
-from tieringd.model.partition import Leadership
-from tieringd.model.segment import IndexEntry, SegmentIndex, SegmentSlice
-from tieringd.model.spilling import part_to_spill, spilled
-from tieringd.storage.memory import MemoryStore
+from tieringd.model.segment import IndexEntry, SegmentIndex
+from tieringd.model.spilling import part_to_spill, spilled, spillover_expired
 
 
 @pytest.fixture
@@ -86,8 +82,13 @@ async def test_archive_of_which_all_has_expired_is_empty(remote_log, archive, wr
     bases = await filled(writer, archive)
     await spill(archive, writer, 2, 2)
     assert await remote_log.earliest_offset(partition) == 0
-    last_ms = DEFAULT_TIME_MS
-    assert await remote_log.cleanup_until(Leadership(partition, 0), timestamp_ms=last_ms) == -1
+    held = await archive.manifests.load(partition)
+    left = held.existing
+    async with aclosing(archive.manifests.spillovers.parts(left, from_offset=0)) as parts:
+        async for part in parts:
+            left = spillover_expired(left, part.segments, now_ms=DEFAULT_TIME_MS)
+    left = left.expired(len(left.segments), now_ms=DEFAULT_TIME_MS)
+    await archive.manifests.commit(held, left, leader_epoch=0)
     assert await remote_log.earliest_offset(partition) == -1
     assert await remote_log.list_segments(partition) == ()
     assert stored_manifest(archive.store, writer).next_offset == bases[-1] + 1
@@ -333,138 +334,7 @@ async def test_leader_epochs_of_an_unknown_partition_are_not_found(remote_log, p
         await remote_log.side_file(partition, remote(0, 9), SideFileKind.LEADER_EPOCHS)
 
 
-# --- Cleaning up ---
-
-
-@pytest.mark.parametrize(
-    ("old", "first_offset"), [(0, 0), (1, 100), (23, 2300), (49, 4900), (50, -1)], ids=str
-)
-@pytest.mark.parametrize("parts", [(), (10, 20), (49,)], ids=["live", "two-parts", "all-but-one"])
-async def test_cleanup_takes_what_is_not_newer(archive, writer, old, first_offset, parts):
-    """Kafka's own: of fifty segments those go whose newest record is as old as the limit, or older."""
-    times = [DEFAULT_TIME_MS - (1 if number < old else 0) for number in range(50)]
-    segments = [
-        remote(100 * number, 100 * number + 99, max_timestamp_ms=time, uploaded_at_ms=DEFAULT_TIME_MS)
-        for number, time in enumerate(times)
-    ]
-    await put_manifest(archive, stored(segments), writer)
-    await spill(archive, writer, *parts)
-    leadership = Leadership(writer.identified, 0)
-    found = await archive.remote_log.cleanup_until(leadership, timestamp_ms=DEFAULT_TIME_MS - 1)
-    manifest = stored_manifest(archive.store, writer)
-    assert found == first_offset
-    assert (manifest.start_offset, manifest.segment_count) == (100 * old, 50 - old)
-    assert manifest.faults() == ()
-    assert manifest.next_offset == 5000
-
-
-async def test_cleanup_stops_at_the_first_that_is_newer(remote_log, archive, writer, partition):
-    """What goes is a prefix, however old the segments behind it are."""
-    times = [0, 5, 0, 0]
-    segments = [
-        remote(number, number, max_timestamp_ms=DEFAULT_TIME_MS + time) for number, time in enumerate(times)
-    ]
-    await put_manifest(archive, stored(segments), writer)
-    leadership = Leadership(partition, 0)
-    assert await remote_log.cleanup_until(leadership, timestamp_ms=DEFAULT_TIME_MS) == 1
-
-
-async def test_objects_of_what_was_cleaned_up_are_still_there(remote_log, archive, writer, partition):
-    """Readers that began before have them; the manifest says that they are to go."""
-    await filled(writer, archive)
-    old = stored_manifest(archive.store, writer)
-    before = await values_in(archive, old)
-    await remote_log.cleanup_until(Leadership(partition, 0), timestamp_ms=DEFAULT_TIME_MS)
-    assert await values_in(archive, old) == before
-    retired = stored_manifest(archive.store, writer).retired
-    assert [row for one in retired for row in one.segments] == list(old.segments)
-
-
-async def test_cleanup_is_for_the_leader(remote_log, archive, writer, partition):
-    """A deposed leader lets nothing go."""
-    await filled(writer, archive)
-    await put_manifest(archive, stored_manifest(archive.store, writer), writer, leader_epoch=4)
-    held = stored_manifest(archive.store, writer)
-    with pytest.raises(FencedError):
-        await remote_log.cleanup_until(Leadership(partition, 3), timestamp_ms=DEFAULT_TIME_MS)
-    assert stored_manifest(archive.store, writer) == held
-
-
-async def test_cleanup_of_nothing_writes_nothing(remote_log, archive, writer, partition):
-    """Where all is newer, and where there is no partition, no commit is made."""
-    assert await remote_log.cleanup_until(Leadership(partition, 0), timestamp_ms=0) == -1
-    await filled(writer, archive)
-    puts = [one for one in archive.store.requests if one[0] == "put"]
-    assert await remote_log.cleanup_until(Leadership(partition, 0), timestamp_ms=0) == 0
-    assert [one for one in archive.store.requests if one[0] == "put"] == puts
-
-
 # --- Deleting ---
-
-
-@pytest.mark.parametrize("parts", [(), (2, 2)], ids=["live", "spilled"])
-async def test_deleted_partition_leaves_nothing(archive, writer, tmp_path, parts):
-    """Data, indexes, manifests, what has expired and what a crash left go; another partition stays."""
-    other = LogWriter(tmp_path / "other", partition=1)
-    other.closed_segment()
-    kept = await archived(other, archive)
-    partition, remote_log = writer.identified, archive.remote_log
-    bases = await filled(writer, archive)
-    await spill(archive, writer, *parts)
-    await remote_log.cleanup_until(Leadership(partition, 0), timestamp_ms=DEFAULT_TIME_MS - 60_000)
-    archive.store.add(f"{spillover_prefix(partition)}0.5.0.0.1", b"of a deposed leader")
-    archive.store.add(f"{rewriting_prefix(partition)}rewritten-0a.00000001", b"of a job")
-    assert await remote_log.delete_partition(partition) == len(bases)
-    assert all("orders/0_" not in key for key in archive.store._objects)
-    assert await values_in(archive, kept) == other.values()
-    assert await remote_log.earliest_offset(partition) == -1
-
-
-async def test_partition_that_is_not_there_can_be_deleted(remote_log, partition):
-    """Deleting once more deletes nothing, and is no error."""
-    assert await remote_log.delete_partition(partition) == 0
-
-
-async def test_damaged_manifest_is_not_deleted(remote_log, archive, writer, partition):
-    """It names what there is; an operator has to look first."""
-    await filled(writer, archive)
-    archive.store.add(manifest_key(partition), b"damage")
-    before = dict(archive.store._objects)
-    with pytest.raises(CorruptDataError):
-        await remote_log.delete_partition(partition)
-    assert archive.store._objects == before
-
-
-@pytest.mark.parametrize("after_effect", [False, True], ids=["before", "after"])
-async def test_deletion_goes_on_after_a_failure_at_any_request(tmp_path, after_effect):
-    """Whichever deletion fails, before or after its effect, another process finds and deletes the rest."""
-    for number in range(50):
-        store, writer = MemoryStore(), LogWriter(tmp_path / f"logs-{number}")
-        archive = archive_in(store)
-        await filled(writer, archive)
-        await spill(archive, writer, 2, 2)
-        deleted = []
-        delete_many = store.delete_many
-
-        async def failing(keys, number=number, deleted=deleted, delete_many=delete_many):
-            deleted.append(keys)
-            if len(deleted) == number + 1:
-                if after_effect:
-                    await delete_many(keys)
-                raise store_unavailable("delete")
-            await delete_many(keys)
-
-        store.delete_many = failing
-        try:
-            await archive.remote_log.delete_partition(writer.identified)
-        except StorageUnavailable:
-            await archive_in(store).remote_log.delete_partition(writer.identified)
-            assert store._objects == {}
-            continue
-        assert store._objects == {}
-        assert number >= 6
-        return
-    pytest.fail("it never came to an end")
 
 
 async def test_segments_are_deleted_in_batches(remote_log, archive, partition):
@@ -476,27 +346,3 @@ async def test_segments_are_deleted_in_batches(remote_log, archive, partition):
     await remote_log.delete_segments(partition, rows)
     assert archive.store._objects == {}
     assert len([one for one in archive.store.requests if one[0].startswith("delete")]) == 3
-
-
-# --- Cancelling and closing ---
-
-
-@virtually
-async def test_copies_are_cancelled_and_the_store_is_closed(tmp_path):
-    """Closing ends what is under way: its caller sees the cancellation, and nothing is stored."""
-    writer, store = LogWriter(tmp_path), MemoryStore(latency_seconds=10)
-    remote_log = archive_in(store).remote_log
-    writer.closed_segment()
-    log, leadership = writer.local_log(), Leadership(writer.identified, 0)
-    part = SegmentSlice.whole(log.segments[0])
-    for end in (lambda: remote_log.cancel_copies(writer.identified), remote_log.close):
-        copy = asyncio.create_task(remote_log.copy_segment(leadership, log, part))
-        await asyncio.sleep(5)
-        ended = end()
-        if asyncio.iscoroutine(ended):
-            await ended
-        else:
-            assert ended == 1
-        with pytest.raises(asyncio.CancelledError):
-            await copy
-    assert not store._objects

@@ -16,7 +16,8 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import ChangeQueue
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
-from tieringd.housekeeping.merging import MergeJob, MergePartition, SegmentMerger
+from tieringd.housekeeping.job import ArchivedPartition
+from tieringd.housekeeping.merging import MergeJob, SegmentMerger
 
 SEGMENTS = 8
 
@@ -35,7 +36,7 @@ class Merging(Daemon):
 
     def partitions(self):
         return {
-            leadership: MergePartition(leadership, archiver, seen)
+            leadership: ArchivedPartition(leadership, archiver, seen)
             for leadership, archiver, seen in self.reconciler.archived()
             if leadership.partition.partition not in self.hidden
         }

@@ -15,6 +15,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tieringd.archiving.claim import Claim
+from tieringd.archiving.segment_copier import CopyRequest
 from tieringd.errors import FencedError, LocalFileError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.housekeeping.reupload import ATTEMPTS_MAX, CompactedReuploader
@@ -351,9 +352,11 @@ async def test_file_that_is_not_smaller_after_all_stores_nothing(store, writer):
     part = SegmentSlice.whole(run.segments[0])
     leadership = Leadership(writer.identified, 2)
     size_bytes = run.segments[0].size_bytes
-    assert await log.copy_segment(leadership, seen.log, part, bytes_below=size_bytes) is None
+    request = CopyRequest(leadership, seen.log, part, bytes_below=size_bytes)
+    assert await log.copy_segment(request) is None
     assert store._objects == objects
-    assert await log.copy_segment(leadership, seen.log, part, bytes_below=size_bytes + 1) is not None
+    request = CopyRequest(leadership, seen.log, part, bytes_below=size_bytes + 1)
+    assert await log.copy_segment(request) is not None
 
 
 async def test_store_that_is_away_is_asked_again(store, writer):

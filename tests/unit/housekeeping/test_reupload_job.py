@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 
 import pytest
 
@@ -14,8 +13,8 @@ from tests.fakes.store import store_unavailable
 from tests.unit.housekeeping.test_rewritten_segments import rewrite
 from tieringd.archiving.claim import Claim
 from tieringd.errors import StorageUnavailable, TieringError
-from tieringd.housekeeping.job import JobTurn
-from tieringd.housekeeping.reupload import ArchivedPartition, CompactedReuploadJob
+from tieringd.housekeeping.job import ArchivedPartition, JobTurn
+from tieringd.housekeeping.reupload import CompactedReuploadJob
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.storage.memory import MemoryStore
@@ -60,7 +59,7 @@ class Offered:
 
     def partition(self):
         seen = observed(self.writer, reuploads_compacted=self.is_compacted)
-        return ArchivedPartition(self.leadership, self.manifest, seen, self.offer)
+        return ArchivedPartition(self.leadership, self, seen)
 
 
 async def compacted(store, tmp_path, number, *, segments=3):
@@ -169,7 +168,7 @@ async def test_file_that_cannot_be_read_does_not_hold_up_the_others(store, tmp_p
     offered = await compacted(store, tmp_path, 0)
     seen = offered.partition().seen
     offered.writer.log_path(0).rename(tmp_path / "away")
-    offered.partition = lambda: ArchivedPartition(offered.leadership, offered.manifest, seen, offered.offer)
+    offered.partition = lambda: ArchivedPartition(offered.leadership, offered, seen)
     assert (await job_of(offered).turn(requests_max=1000)).requests == 2 * FOR_ONE
 
 
@@ -227,7 +226,7 @@ async def test_file_that_changes_holds_up_no_other(store, tmp_path):
     offered = Offered(store, writer)
     seen = offered.partition()
     writer.compact(0, without=[1])
-    offered.partition = lambda: dataclasses.replace(seen, manifest=offered.manifest)
+    offered.partition = lambda: seen
 
     await job_of(offered).turn(requests_max=1000)
 

@@ -102,7 +102,8 @@ async def instance_store(bucket, metadata):
 
 async def refreshed(store: GcsStore) -> None:
     """Return when the refresh that is under way has ended, well or not."""
-    await asyncio.wait({store._client._token._refresh})
+    for flight in tuple(store._client._token._refreshes._flights.values()):
+        await asyncio.wait({flight.task})
 
 
 async def test_service_account_signs_for_its_token(key_file, private_key):

@@ -188,9 +188,16 @@ async def test_store_can_be_closed_during_a_fetch(role):
         task = asyncio.create_task(store.get("key"))
         await service.is_asked.wait()
         task.cancel()
+        (flight,) = store._credentials._refreshes._flights.values()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert store._credentials._fetching.cancelled()
+    assert flight.task.cancelled()
+
+
+async def refreshed(store) -> None:
+    """Return when the refresh that is under way, if any, has ended."""
+    for flight in tuple(store._credentials._refreshes._flights.values()):
+        await asyncio.wait({flight.task})
 
 
 async def test_credentials_are_refreshed_ahead_without_holding_up_requests(role):
@@ -202,7 +209,7 @@ async def test_credentials_are_refreshed_ahead_without_holding_up_requests(role)
         await store.get("key")
         await store.get("key")
         service.is_open.set()
-        await store._credentials._fetching
+        await refreshed(store)
         await store.get("key")
     assert bucket.signers == ["ASIA1", "ASIA1", "ASIA1", "ASIA2"]
 
@@ -216,7 +223,7 @@ async def test_failed_refresh_ahead_disturbs_nobody(role):
         for _ in range(3):
             await store.get("key")
         for _ in range(2):
-            await store._credentials._fetching
+            await refreshed(store)
             await store.get("key")
     assert bucket.signers == ["ASIA1"] * 6
     assert len(service.requests) == 2  # Asked once more, and not again for each request.

@@ -12,7 +12,6 @@ and its description, and foreign exceptions that could quote more are not chaine
 
 from __future__ import annotations
 
-import asyncio
 import io
 import json
 import os
@@ -20,6 +19,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -29,6 +29,7 @@ from gcloud.aio.auth import Token
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, TieringError
 from tieringd.storage.calls import TRUST_HINT, retry_after_seconds
+from tieringd.storage.single_flight import Flight, SingleFlight
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 DEFAULT_METADATA_HOST = "metadata.google.internal"
@@ -69,7 +70,9 @@ class GcsToken(Token):
         self._clock = clock
         self._refresh_at = 0.0
         self._expires_at = 0.0
-        self._refresh: asyncio.Task[None] | None = None
+        self._refreshes: SingleFlight[Literal["token"], None] = SingleFlight(
+            lambda key: f"the access {key} from {self.origin}: the store was closed"
+        )
         self._is_replacement = False
         self._last_refusal: tuple[str, bool] | None = None
 
@@ -95,13 +98,7 @@ class GcsToken(Token):
         """Wait for a token if there is none; begin to fetch the next one when the current one ages."""
         now = self._clock()
         if self.access_token is None or now >= self._expires_at:
-            refresh = self._begin_refresh()
-            await asyncio.wait({refresh})
-            if refresh.cancelled():
-                raise StorageUnavailable(f"the access token from {self.origin}: the store was closed")
-            if (error := refresh.exception()) is not None:
-                # The original error may quote the request; `_failure` keeps only what may be shown.
-                raise self._failure(error) from None
+            await self._refreshes.arrived(self._begin_refresh())
         elif now >= self._refresh_at:
             self._begin_refresh()
 
@@ -131,21 +128,22 @@ class GcsToken(Token):
 
     async def aclose(self) -> None:
         """Cancel a refresh that is under way."""
-        if self._refresh is not None:
-            self._refresh.cancel()
-            await asyncio.wait({self._refresh})
+        await self._refreshes.close()
 
-    def _begin_refresh(self) -> asyncio.Task[None]:
-        if self._refresh is None or self._refresh.done():
-            self._refresh = asyncio.create_task(self._fetch(), name="gcs-token")
-            self._refresh.add_done_callback(self._settle)
-        return self._refresh
+    def _begin_refresh(self) -> Flight[Literal["token"], None]:
+        return self._refreshes.join("token", self._fetch_or_fail)
 
-    def _settle(self, refresh: asyncio.Task[None]) -> None:
-        # The error is retrieved even without a waiter. A failed early refresh does no harm yet: the token
-        # still works, and once it has expired, its next user gets the error of a new attempt.
-        if not refresh.cancelled() and refresh.exception() is not None:
+    async def _fetch_or_fail(self) -> None:
+        failure: TieringError | None = None
+        try:
+            await self._fetch()
+        except Exception as error:  # noqa: BLE001 - `_failure` raises what it does not know.
+            # A failed early refresh does no harm yet: the token still works.
             self._refresh_at = self._clock() + _PAUSE_SECONDS
+            failure = self._failure(error)
+        # Raised outside of the handler, because the context of an error could quote what was sent.
+        if failure is not None:
+            raise failure
 
     async def _fetch(self) -> None:
         answer = await self.refresh(timeout=_TIMEOUT_SECONDS)

@@ -17,6 +17,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 import aiohttp
@@ -33,6 +34,7 @@ from botocore.parsers import ResponseParserError
 from botocore.utils import resolve_imds_endpoint_mode
 
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable, TieringError
+from tieringd.storage.single_flight import Flight, SingleFlight
 
 CredentialsSource: TypeAlias = Literal["config_file", "aws_instance_metadata", "sts"]
 
@@ -87,7 +89,9 @@ class RoleCredentials:
         self._source = source
         self._loaded: Any = None
         self._frozen: Any = None
-        self._fetching: asyncio.Task[None] | None = None
+        self._refreshes: SingleFlight[Literal["credentials"], None] = SingleFlight(
+            lambda key: f"refreshing the {key} was ended: the store is closed"
+        )
         self._early_from = 0.0
         self._is_proven = True
         self.generation = 0
@@ -113,14 +117,14 @@ class RoleCredentials:
             StorageDenied: The service issues none to this process.
         """
         if self._loaded is None or self._loaded.refresh_needed(_NEEDED_SECONDS):
-            await asyncio.shield(self._fetch())
+            await self._refreshes.arrived(self._fetch())
         elif self._loaded.refresh_needed():
             now = asyncio.get_running_loop().time()
             if now >= self._early_from:
                 self._early_from = now + _EARLY_PAUSE_SECONDS
                 self._fetch()
         while self._frozen is None:  # Discarded while we waited.
-            await asyncio.shield(self._fetch())
+            await self._refreshes.arrived(self._fetch())
         return self._frozen
 
     @property
@@ -150,16 +154,11 @@ class RoleCredentials:
 
     async def close(self) -> None:
         """Cancel a refresh that is under way."""
-        if self._fetching is not None:
-            self._fetching.cancel()
-            await asyncio.wait({self._fetching})
+        await self._refreshes.close()
 
-    def _fetch(self) -> asyncio.Task[None]:
-        """Return the refresh under way, or begin one. A cancelled waiter leaves it to the others."""
-        if self._fetching is None or self._fetching.done():
-            self._fetching = asyncio.create_task(self._refresh(self.generation))
-            self._fetching.add_done_callback(_look_at)
-        return self._fetching
+    def _fetch(self) -> Flight[Literal["credentials"], None]:
+        """Return the refresh under way, or begin one."""
+        return self._refreshes.join("credentials", partial(self._refresh, self.generation))
 
     async def _refresh(self, generation: int) -> None:
         try:
@@ -174,12 +173,6 @@ class RoleCredentials:
             raise self._source.explain(error) from error
         if generation == self.generation:
             self._loaded, self._frozen = loaded, frozen
-
-
-def _look_at(task: asyncio.Task[None]) -> None:
-    """Retrieve the error of a refresh without waiters. The next request meets the error again."""
-    if not task.cancelled():
-        task.exception()
 
 
 def role_credentials(
