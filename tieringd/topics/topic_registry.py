@@ -92,7 +92,7 @@ class TopicRegistry:
 
     async def ensure(self, partitions: Iterable[TopicIdPartition]) -> bool:
         """
-        Ensure that each topic's manifest exists and counts *partitions*; return whether one was stored.
+        Ensure that each topic's manifest exists and counts *partitions*. Return whether one was missing.
 
         Raises:
             StorageUnavailable: Try again in the next round.
@@ -102,14 +102,14 @@ class TopicRegistry:
         for one in partitions:
             identity = (one.cluster, one.topic, one.topic_id)
             counts[identity] = max(counts.get(identity, 0), one.partition + 1)
-        is_changed = False
+        was_missing = False
         for identity, count in counts.items():
             key = TopicKey(*identity)
             known = self._known.get(key)
             if known is None or known.partition_count < count:
                 self._known[key] = await self._manifests.ensure_topic(key, partition_count=count)
-                is_changed = True
-        return is_changed
+                was_missing |= known is None
+        return was_missing
 
     async def record_defaults(self, key: TopicKey, defaults: TieringDefaults) -> None:
         """
