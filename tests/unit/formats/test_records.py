@@ -34,6 +34,7 @@ NEW_RECORDS = st.lists(
         key=MAYBE_BYTES,
         timestamp_ms=st.integers(0, 2**50),
         headers=st.lists(st.tuples(TEXT, MAYBE_BYTES), max_size=3),
+        offset_delta=st.none(),  # Not given, Hypothesis draws any whole number: it reads the annotation.
     ),
     max_size=8,
 )

@@ -67,6 +67,7 @@ records = st.lists(
         key=st.none() | st.binary(max_size=5),
         timestamp_ms=st.integers(0, 2 * DEFAULT_TIME_MS),
         headers=st.lists(st.tuples(st.text(max_size=4), st.binary(max_size=4)), max_size=2).map(tuple),
+        offset_delta=st.none(),  # Not given, Hypothesis draws any whole number: it reads the annotation.
     ),
     min_size=1,
     max_size=4,

@@ -32,6 +32,7 @@ NEW_RECORDS = st.lists(
         key=MAYBE_BYTES,
         timestamp_ms=st.integers(-(2**62), 2**62),
         headers=st.lists(st.tuples(st.text(max_size=4), MAYBE_BYTES), max_size=3),
+        offset_delta=st.none(),  # Not given, Hypothesis draws any whole number: it reads the annotation.
     ),
     min_size=1,
     max_size=8,
