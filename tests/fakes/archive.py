@@ -98,12 +98,14 @@ def tiered_config(
     retention_ms: int | None = None,
     retention_bytes: int | None = None,
     is_strict: bool = True,
+    more: str = "",
 ) -> Config:
     """
     Return a configuration that archives all topics and keeps *target_bytes* of each partition locally.
 
     *retention_ms* and *retention_bytes* are total retention. Unless *is_strict*, the local targets of topics
-    that use Redpanda's names are only advice. Objects go a second after their segment.
+    that use Redpanda's names are only advice. Objects go a second after their segment. *more* are further
+    lines of YAML.
     """
     return parse_config(
         f"""\
@@ -124,7 +126,7 @@ log_retention_ms: {retention_ms or "null"}
 retention_bytes: {retention_bytes or "null"}
 cloud_storage_housekeeping_interval_ms: {interval_ms}
 archive_delete_delay_ms: 1s
-""",
+{more}""",
         source="test",
         environ={},
     )

@@ -65,6 +65,11 @@ class UnreliableWire(Wire):
         """End an outage."""
         self.is_down = False
 
+    def end_faults(self) -> None:
+        """End an outage, and lose nothing from here on."""
+        self.restore()
+        self.become_reliable()
+
     def become_reliable(self) -> None:
         """Lose nothing from here on; what is late already still comes."""
         self._fault_rate = 0.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from tieringd.formats.manifest_codec import decode_manifest
+from tests.simulation.stored_manifests import StoredManifests
 from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.sidecar import decode_sidecar
 
@@ -38,6 +38,7 @@ class Promises:
     ) -> None:
         """Take what is looked at; *may_expire* says what total retention lets go of."""
         self._store = store
+        self._manifests = StoredManifests(store)
         self._may_expire = may_expire
         self._writers = writers
         self._seen: dict[str, PartitionManifest] = {}
@@ -54,8 +55,7 @@ class Promises:
 
     def manifest_of(self, writer: LogWriter) -> PartitionManifest | None:
         """Return the manifest that the bucket holds; it has to be a sound one."""
-        data = self._object(manifest_key(writer.identified))
-        return None if data is None else decode_manifest(data)
+        return self._manifests.get(manifest_key(writer.identified))
 
     def _check_manifest(self, writer: LogWriter, manifest: PartitionManifest) -> None:
         name = str(writer.name)
