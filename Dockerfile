@@ -8,7 +8,7 @@ COPY deploy ./deploy
 RUN python -m venv /opt/tieringd && /opt/tieringd/bin/pip install --no-cache-dir .
 
 FROM python:3.12-slim
-# The broker's files are read as the broker's user: set its number at run time with --user when it is another.
+# The container reads the broker's files as the broker's user. Set another number at run time with --user.
 RUN groupadd --gid 1000 tieringd \
     && useradd --uid 1000 --gid 1000 --home-dir /var/lib/tieringd --create-home --shell /usr/sbin/nologin tieringd
 COPY --from=build /opt/tieringd /opt/tieringd

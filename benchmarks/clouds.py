@@ -21,11 +21,10 @@ from obstore.store import GCSStore as ObstoreGcs
 from benchmarks.peers import RAW_AT_ONCE, ByThreads, closed_logs, obstore_client
 from benchmarks.raw_sockets import RawTlsSocket
 from benchmarks.sink import BUCKET
-from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import FileSlice
-from tieringd.storage.gcs.settings import GcsSettings
 from tieringd.storage.gcs.store import GcsStore
+from tieringd.storage.settings import AzureSettings, GcsSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

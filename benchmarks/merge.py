@@ -32,7 +32,7 @@ from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import Claim
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.housekeeping.segment_merger import SegmentMerger
+from tieringd.housekeeping.merging import SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import Leadership, TopicIdPartition
@@ -40,8 +40,8 @@ from tieringd.model.segment import IndexEntry, RemoteSegment, SegmentIndex
 from tieringd.policies.segment_merge import MergeLimits
 from tieringd.storage.base import JoiningStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
-from tieringd.storage.s3.settings import S3Settings
 from tieringd.storage.s3.store import S3Store
+from tieringd.storage.settings import S3Settings
 
 if TYPE_CHECKING:
     from tieringd.storage.base import ObjectStore

@@ -22,8 +22,7 @@ from statistics import median
 from benchmarks.harness import machine, write_json
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import LocalSegment
-from tieringd.policies.space_plan import Phase, SpaceDemand, SpacePartition, SpacePlan
-from tieringd.policies.space_planner import plan_space
+from tieringd.policies.space_plan import Phase, SpaceDemand, SpacePartition, SpacePlan, plan_space
 
 PARTITIONS, SEGMENTS = 10_000, 200
 _PARTITIONS_PER_TOPIC = 100

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.peers import Tieringd
 from benchmarks.sink import Sink
-from tieringd.daemon.collection import startup_objects_spared
+from tieringd.daemon.app import startup_objects_spared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

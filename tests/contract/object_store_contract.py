@@ -12,7 +12,9 @@ import asyncio
 import os
 import random
 import time
-from dataclasses import replace
+import tracemalloc
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,7 +32,7 @@ from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource, Ti
 from tieringd.storage.checked_puts import CheckedPuts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tieringd.storage.base import ObjectInfo, ObjectStore
 
@@ -71,6 +73,25 @@ async def listed(store: ObjectStore, prefix: str, *, limit: int) -> list[list[st
             return pages
         assert page.next_start_after == pages[-1][-1]
         start_after = page.next_start_after
+
+
+@dataclass
+class Peak:
+    """How much Python held in memory at most, beyond what it held before."""
+
+    size_bytes: int = 0
+
+
+@contextmanager
+def traced_peak() -> Iterator[Peak]:
+    """Measure the peak of memory for the time of the context. Each allocation is counted, so it is exact."""
+    peak = Peak()
+    tracemalloc.start()
+    try:
+        yield peak
+        _now, peak.size_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
 
 
 def in_byte_order(keys: Iterable[str]) -> list[str]:
@@ -196,6 +217,16 @@ class ObjectStoreContract:
         data, position = content(3 << 20), 12_345
         await asyncio.to_thread(bucket.write, "key", data)
         assert await store.get_range("key", position=position, size_bytes=size) == data[position:][:size]
+
+    async def test_range_is_in_memory_once(self, store, bucket: Bucket):
+        """Bytes of a range are received where they stay: there is no second copy, not even for a moment."""
+        data = content(16 * MIB)
+        await asyncio.to_thread(bucket.write, "key", data)
+        await store.get_range("key", position=0, size_bytes=MIB)
+        with traced_peak() as peak:
+            found = await store.get_range("key", position=MIB, size_bytes=8 * MIB)
+        assert found == data[MIB : 9 * MIB]
+        assert peak.size_bytes < 1.5 * len(found), peak
 
     async def test_range_of_an_empty_object_is_empty(self, store, bucket: Bucket):
         """An empty object has an empty first byte range."""

@@ -22,9 +22,9 @@ from tests.contract.object_store_contract import (
 from tests.support.azurite import AzureBucket
 from tieringd.errors import ChecksumRejected, PreconditionFailed, StorageDenied, StorageError
 from tieringd.storage.azure.errors import Call
-from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import IfAbsent, IfVersion, JoinSource
+from tieringd.storage.settings import AzureSettings
 
 WRONG_KEY = base64.b64encode(b"wrong").decode()
 

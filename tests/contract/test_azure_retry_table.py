@@ -25,9 +25,9 @@ from tests.support.processes import Server
 from tests.support.raw_http import serving
 from tests.support.tls_relay import presenting, relay, trusting
 from tieringd.errors import ChecksumRejected, StorageError, StorageUnavailable
-from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import IfAbsent
+from tieringd.storage.settings import AzureSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

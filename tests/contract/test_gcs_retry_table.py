@@ -20,8 +20,8 @@ from tests.support.gcs_token_endpoint import ACCOUNT, GcsTokenEndpoint
 from tests.support.raw_http import serving
 from tieringd.errors import ChecksumRejected, StorageUnavailable
 from tieringd.storage.base import IfAbsent
-from tieringd.storage.gcs.settings import GcsSettings
 from tieringd.storage.gcs.store import GcsStore
+from tieringd.storage.settings import GcsSettings
 
 BROKEN_RECEIPTS = [
     pytest.param(ResetAnswer(10), id="reset-mid-answer"),

@@ -15,9 +15,9 @@ from tests.support.s3_bucket import S3Bucket
 from tests.support.seaweedfs import ACCESS_KEY, SECRET_KEY, s3_client
 from tieringd.errors import ChecksumRejected, LocalFileError, PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, JoinSource
-from tieringd.storage.probe import require_conditional_writes
-from tieringd.storage.s3.settings import S3Settings
+from tieringd.storage.checked_puts import require_conditional_writes
 from tieringd.storage.s3.store import S3Store
+from tieringd.storage.settings import S3Settings
 
 MIB = 1 << 20
 DATA = random.Random(3).randbytes(12 * MIB + 17)  # Three parts, of which the last is short.

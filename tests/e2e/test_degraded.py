@@ -19,7 +19,7 @@ from tests.support.single_produce import throttle_ms_of
 from tests.support.small_disks import small_disk_at
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.formats.object_keys import client_quotas_key, disk_state_key
-from tieringd.model.client_quota import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
+from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
 
 if TYPE_CHECKING:
     from pathlib import Path

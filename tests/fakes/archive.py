@@ -14,10 +14,8 @@ from tests.builders import DEFAULT_TIME_MS
 from tests.fakes.broker import FakeBroker
 from tests.fakes.topics import topic_config
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.bookkeeper import Bookkeeper
-from tieringd.archiving.follower import Follower
-from tieringd.archiving.observation import Observation
-from tieringd.archiving.observer import Observer
+from tieringd.archiving.bookkeeper import Bookkeeper, Follower
+from tieringd.archiving.observer import Observation, Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler
 from tieringd.archiving.upload_gate import UploadGate

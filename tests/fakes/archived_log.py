@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 from uuid import UUID
 
-from tieringd.formats.kafka_wire.fetch_answer import Replacement
+from tieringd.formats.kafka_wire.fetch import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.records import control_type
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieringd.errors import TieringError
-    from tieringd.formats.kafka_wire.fetch_request import AskedPartition
+    from tieringd.formats.kafka_wire.fetch import AskedPartition
     from tieringd.formats.record_batch import BatchHeader
     from tieringd.model.segment import AbortedTransaction
 

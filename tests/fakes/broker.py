@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from tests.fakes.log_writer import CLUSTER
 from tests.fakes.wire import Wire
 from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
-from tieringd.model.log_dirs import LogDirSizes, ReplicaSize
+from tieringd.model.local_log import LogDirSizes, ReplicaSize
 from tieringd.model.partition import ClusterView, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from tests.fakes.log_writer import LogWriter
-    from tieringd.model.client_quota import QuotaEntity
+    from tieringd.model.disk_state import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.partition import Leadership, LogBounds, TopicPartition
 

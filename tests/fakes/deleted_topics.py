@@ -18,8 +18,7 @@ from tieringd.formats.object_keys import (
     topic_key,
     topic_manifest_key,
 )
-from tieringd.housekeeping.topic_purge import TopicPurge
-from tieringd.housekeeping.topic_purger import TopicPurger
+from tieringd.housekeeping.topic_purge import TopicPurge, TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.total_retention import RetentionPace, TotalRetention

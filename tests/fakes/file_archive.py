@@ -12,7 +12,7 @@ from tests.fakes.log_writer import LogWriter
 from tieringd.archive.object_joiner import ObjectJoiner
 from tieringd.archiving.claim import Claim
 from tieringd.formats.object_keys import TopicKey, data_key, index_key, manifest_key
-from tieringd.housekeeping.segment_merger import SegmentMerger
+from tieringd.housekeeping.merging import SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import Leadership

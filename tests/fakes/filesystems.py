@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tieringd.broker.filesystems import FilesystemLook, FilesystemReading
+from tieringd.broker.disk_use import FilesystemLook, FilesystemReading
 from tieringd.errors import LocalFileError
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from tests.support.kafka_messages import (
     request_module,
     response_frame,
 )
-from tieringd.formats.kafka_wire.fetch_answer import Replacement
+from tieringd.formats.kafka_wire.fetch import Replacement
 from tieringd.gateway.archive_answers import ArchivedFetch, NoArchive, Onward
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
 
 METADATA = 3
 MIB = 1 << 20

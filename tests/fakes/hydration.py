@@ -19,18 +19,16 @@ from tieringd.formats.sidecar import encode_sidecar
 from tieringd.metrics import Metrics
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import BrokerIndexes, RemoteSegment, SegmentIndex
-from tieringd.policies.cache_trim import TrimLimits
-from tieringd.policies.chunk_eviction import ChunkEvictionLimits
-from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings
+from tieringd.policies.cache_trim import ChunkEvictionLimits, TrimLimits
+from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
 from tieringd.reading.hydrator import HydrationLimits, Hydrator
-from tieringd.reading.open_chunks import OpenChunks
 from tieringd.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from tieringd.policies.chunk_layout import Chunk
+    from tieringd.policies.reading import Chunk
     from tieringd.reading.hydrator import HydratedChunk
 
 PARTITION = TopicIdPartition("east", "orders", "AAAAAAAAAAAAAAAAAAAAAQ", 3)

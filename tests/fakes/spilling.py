@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.fakes.log_writer import LogWriter
     from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.observer import Observation
 
 MINUTE_MS = 60_000
 PACE = RetentionPace(interval_ms=MINUTE_MS, delete_delay_ms=10 * MINUTE_MS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tieringd.config import TopicConfig
-from tieringd.policies.local_target import ClusterLocalTarget, LocalSettings, resolve_local_target
+from tieringd.policies.local_retention import ClusterLocalTarget, LocalSettings, resolve_local_target
 
 _UNLIMITED = -1
 

@@ -7,8 +7,7 @@ import asyncio
 import looptime
 import pytest
 
-from tieringd.archiving.upload_gate import UploadGate
-from tieringd.archiving.upload_line import Urgency
+from tieringd.archiving.upload_gate import UploadGate, Urgency
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import OrderLimits, UploadPace
 

@@ -12,22 +12,26 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from tieringd.formats.disk_state import PublishedDiskState, encode_disk_state
-from tieringd.formats.erasure_record import (
+from tieringd.formats.disk_state import (
+    PublishedDiskState,
+    QuotaPhase,
+    QuotaRecord,
+    encode_disk_state,
+    encode_quota_record,
+)
+from tieringd.formats.history_link import HistoryLink, encode_history_link
+from tieringd.formats.job_records import (
     ErasedPartition,
     ErasureOutcome,
     ErasureRequest,
     PartitionGoneOver,
     encode_erasure_outcome,
     encode_erasure_request,
+    encode_rewriting,
 )
-from tieringd.formats.history_link import HistoryLink, encode_history_link
-from tieringd.formats.manifest_codec import encode_manifest
+from tieringd.formats.manifest_codec import encode_manifest, encode_spillover
 from tieringd.formats.object_keys import TopicKey
-from tieringd.formats.quota_record import QuotaPhase, QuotaRecord, encode_quota_record
-from tieringd.formats.rewriting_record import encode_rewriting
 from tieringd.formats.sidecar import encode_sidecar
-from tieringd.formats.spillover_codec import encode_spillover
 from tieringd.formats.topic_manifest import (
     Archiving,
     OriginalRetention,
@@ -35,19 +39,20 @@ from tieringd.formats.topic_manifest import (
     TopicManifest,
     encode_topic_manifest,
 )
-from tieringd.model.client_quota import EVERY_PRODUCER, QuotaChange, quota_entity
-from tieringd.model.disk_state import DiskState
+from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange, quota_entity
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.segment import (
     AbortedTransaction,
     BrokerIndexes,
     CrossingTransaction,
     IndexEntry,
     RemoteSegment,
+    Rewriting,
+    RewritingKind,
+    SegmentIdentity,
     SegmentIndex,
 )
 from tieringd.model.segment_table import SegmentTable

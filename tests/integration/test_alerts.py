@@ -7,10 +7,10 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import click
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from tests.support.promtool import require_promtool
@@ -569,7 +569,7 @@ def assert_is_command(words):
     """See that *words* name a command with arguments and options that it takes; nothing is run."""
     name, *rest = words
     command = loaded_command(name) if name in COMMANDS else get_command(app).get_command(None, name)
-    while isinstance(command, click.Group):
+    while isinstance(command, TyperGroup):
         name, *rest = rest
         command = command.commands[name]
     command.make_context(

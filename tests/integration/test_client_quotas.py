@@ -11,7 +11,7 @@ from tests.fakes.archive import Clock
 from tieringd.broker.kafka import KafkaBroker, KafkaSettings
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.formats.object_keys import client_quotas_key
-from tieringd.model.client_quota import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
+from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
 from tieringd.space.producer_brake import ProducerBrake
 from tieringd.storage.memory import MemoryStore
 

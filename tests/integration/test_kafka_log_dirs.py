@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.ports import free_ports
-from tieringd.broker.kafka import KafkaBroker, KafkaSettings
-from tieringd.broker.kafka_log_dirs import log_dir_sizes
+from tieringd.broker.kafka import KafkaBroker, KafkaSettings, log_dir_sizes
 from tieringd.broker.kafka_protocol import KafkaConnections
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.support.kafka import KafkaCluster
-    from tieringd.model.log_dirs import LogDirSizes
+    from tieringd.model.local_log import LogDirSizes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 TOPIC = "log.dirs-of_all"

@@ -21,8 +21,7 @@ from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
 from tests.simulation.promises import Promises
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.housekeeping.merge_job import MergeJob, MergePartition
-from tieringd.housekeeping.segment_merger import SegmentMerger
+from tieringd.housekeeping.merging import MergeJob, MergePartition, SegmentMerger
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.policies.segment_merge import MergeSettings

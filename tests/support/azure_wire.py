@@ -6,8 +6,8 @@ import random
 from contextlib import asynccontextmanager
 
 from tests.support.raw_http import serving
-from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.azure.store import AzureStore
+from tieringd.storage.settings import AzureSettings
 
 STORED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
 """What an answer says of an object, as arguments of `Exchange.answer`."""

@@ -19,7 +19,7 @@ from tests.support.spark_session import running_spark
 from tieringd.config import load_config
 from tieringd.spark.jobs.export.job import export
 from tieringd.spark.jobs.export.parquet_target import ParquetTarget
-from tieringd.spark.jobs.export.rules import ExportRules
+from tieringd.spark.jobs.export.state import ExportRules
 
 
 def main() -> None:

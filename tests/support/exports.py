@@ -13,7 +13,7 @@ from crc32c import crc32c
 from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.archive_reader import SegmentIndexes
 from tieringd.config import parse_config
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import TopicKey, data_key, index_key
@@ -23,7 +23,7 @@ from tieringd.model.segment import RemoteSegment
 from tieringd.spark.bucket import Bucket
 from tieringd.spark.jobs.export.parquet_target import ParquetTopic
 from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
-from tieringd.spark.jobs.export.rules import ExportRules
+from tieringd.spark.jobs.export.state import ExportRules
 from tieringd.spark.jobs.export.target_store import TargetStore
 from tieringd.storage.file import FileStore
 from tieringd.storage.file_root import make_marker

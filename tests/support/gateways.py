@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.kafka import KafkaCluster, Listener
 from tests.support.ports import free_ports
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

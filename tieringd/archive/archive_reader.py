@@ -3,6 +3,8 @@ Reading stored segments: object, index and offset in; checked record batches out
 
 Ranges are fetched from the index entry at or before the wanted offset, one chunk ahead of
 what is being looked at. Every batch's CRC is checked, whoever asks.
+
+`SegmentIndexes` reads the index of a stored segment from its own object beside the data.
 """
 
 from __future__ import annotations
@@ -10,19 +12,50 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tieringd.errors import CorruptDataError
+from tieringd.formats.object_keys import index_key
 from tieringd.formats.record_batch import HEADER_BYTES, BatchHeader, check_crc, parse_header
+from tieringd.formats.sidecar import decode_sidecar_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
 
+    from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.storage.base import ObjectStore
 
+
 CHUNK_BYTES = 8 << 20
 """Large enough that a request's fixed cost does not show, small enough to hold two of."""
+
+
+class Indexes(Protocol):
+    """Whoever can tell a stored segment's index."""
+
+    async def index_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> SegmentIndex:
+        """
+        Return a stored segment's index: offsets, times, aborted transactions, epochs.
+
+        Raises:
+            ObjectNotFound: The bucket has no such segment.
+            CorruptDataError: The index is damaged, or describes another object.
+        """
+        ...
+
+
+class SegmentIndexes:
+    """Read indexes from the bucket, each time anew. Keeps no state."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    async def index_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> SegmentIndex:
+        """See `Indexes.index_of`."""
+        key = index_key(partition, segment)
+        data, _ = await self._store.get(key)
+        return decode_sidecar_of(data, segment, key=key)
 
 
 @dataclass(frozen=True, slots=True)

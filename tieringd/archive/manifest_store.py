@@ -8,6 +8,10 @@ commit number inside the stored manifest.
 
 A refusal proves nothing by itself: a store may refuse a write although nothing has changed (S3 answers 409
 to writes that meet). So the manifest is read after each refusal, and only what it says fences.
+
+`closed` closes a partition's manifest: from then on no archiver commits to it. Closing is a commit like any
+other, under an epoch above all that leaders have. A later commit is fenced, and an earlier one is in the
+version that is returned.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from tieringd.errors import (
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import TopicKey, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
+from tieringd.model.manifest import CLOSED_EPOCH
 from tieringd.storage.base import IfAbsent, IfVersion
 
 if TYPE_CHECKING:
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
     from tieringd.storage.base import ObjectStore
 
+
 log = structlog.get_logger(__name__)
 
 EDIT_TRIES = 64
@@ -47,6 +53,9 @@ EDIT_MARK = "+edit"
 """Follows the writer's name in a manifest that a job has edited since: that one has not taken it over."""
 TOPIC_MANIFEST_TRIES = 16
 """Daemons that see a new topic at once take turns; each turn one of them succeeds."""
+
+CLOSE_TRIES = 16
+"""An archiver may commit in between, and again; each time it has uploaded something first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,3 +348,35 @@ def rival_writer(owner: PartitionManifest) -> RivalWriter:
         commit_number=owner.commit_number,
         hint="Run one tieringd for each broker and log directory, then restart this one",
     )
+
+
+async def closed(
+    manifests: ManifestStore, partition: TopicIdPartition, *, begin: PartitionManifest | None = None
+) -> StoredManifest:
+    """
+    Close a partition's manifest; return it as it is then. One that is closed already stays as it is.
+
+    Where there is none, *begin* is closed in its place; without that, nothing is done.
+
+    Raises:
+        CorruptDataError: It cannot be read.
+        StorageUnavailable: Whether it is closed is not known; or archivers were faster, again and again.
+    """
+    for _ in range(CLOSE_TRIES):
+        stored = await manifests.load(partition)
+        manifest = stored.manifest or begin
+        if manifest is None or (stored.manifest is not None and stored.manifest.is_closed):
+            return stored
+        try:
+            return await manifests.commit(stored, manifest, leader_epoch=CLOSED_EPOCH)
+        except FencedError:
+            continue  # Somebody else closed it, or took it away.
+        except StorageUnavailable as error:
+            if error.outcome_unknown or not await _has_changed(manifests, stored, partition):
+                raise
+    raise StorageUnavailable(f"the manifest of {partition} is being written all the time and was not closed")
+
+
+async def _has_changed(manifests: ManifestStore, stored: StoredManifest, partition: TopicIdPartition) -> bool:
+    """Say whether a commit failed because another one came first, and not because the store is away."""
+    return (await manifests.refreshed(partition, stored)).version != stored.version

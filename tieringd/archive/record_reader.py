@@ -19,8 +19,7 @@ from tieringd.formats.transactions import ReadCommittedFilter
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
 
-    from tieringd.archive.archive_reader import ArchiveReader, Batch
-    from tieringd.archive.segment_indexes import Indexes
+    from tieringd.archive.archive_reader import ArchiveReader, Batch, Indexes
     from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.formats.records import Record
     from tieringd.model.manifest import PartitionManifest

@@ -4,6 +4,13 @@ Deleting the objects of segments that left a manifest: by name, and only names t
 A daemon does so for the partitions that it archives, after the delay that readers need. Where there is no
 daemon any more a job does. Both may do it at once: an object that is gone counts as deleted, and a
 manifest forgets what someone has seen to.
+
+`ArchiveCleanup` lets go of a partition's archive on an operator's word: all of it, or what is older than a
+time. This is not retention, which follows a topic's configuration and takes two observations
+(`archiving.archive_retention`). What a cleanup takes out of the manifest goes as with retention: first no
+manifest names it, and the partition's archiver deletes its objects after a delay. A whole partition has no
+readers left, so its objects go at once, and its manifests last: an attempt that breaks off is found again
+by its manifests.
 """
 
 from __future__ import annotations
@@ -15,23 +22,28 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.formats.object_keys import data_key, index_key
-from tieringd.model.spilling import spillover_deleted
+from tieringd.errors import ObjectNotFound
+from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix
+from tieringd.model.spilling import spillover_deleted, spillover_expired
+from tieringd.policies.retention_time import retention_time_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import TopicIdPartition
+    from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.model.segment import RemoteSegment
-    from tieringd.model.spillover import SpilloverName
+    from tieringd.model.spillover import SpilloverManifest, SpilloverName
     from tieringd.storage.base import ObjectStore
+
 
 log = structlog.get_logger(__name__)
 
 DELETED_AT_ONCE_MAX = 500
 """Segments whose objects one request names: half of what a store takes."""
+
+_PAST_EVERY_OFFSET = 2**63
 
 
 def unnamed(manifest: PartitionManifest, segments: Iterable[RemoteSegment]) -> list[RemoteSegment]:
@@ -134,3 +146,112 @@ async def _expired_spilled(
             if part.next_offset >= end:
                 break
     return found, end
+
+
+class ArchiveCleanup:
+    """Delete what is stored of partitions. Keeps no state; partitions may be cleaned up side by side."""
+
+    def __init__(self, store: ObjectStore, manifests: ManifestStore, *, now_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._spillovers = manifests.spillovers
+        self._now_ms = now_ms
+
+    async def delete_segments(self, partition: TopicIdPartition, segments: Iterable[RemoteSegment]) -> None:
+        """See `RemoteLog.delete_segments`."""
+        await delete_segments(self._store, partition, segments)
+
+    async def delete_partition(self, partition: TopicIdPartition) -> int:
+        """See `RemoteLog.delete_partition`."""
+        manifest = (await self._manifests.load(partition)).manifest
+        deleted = 0
+        if manifest is not None:
+            # The oldest first: what is missing of the chain on another attempt has been deleted by this one.
+            for name, part in reversed(await self._chain(manifest)):
+                await self.delete_segments(partition, part.segments)
+                await self._spillovers.delete(partition, [name])
+                deleted += len(part.segments)
+            held = (manifest.segments, *(one.segments for one in manifest.retired))
+            await self.delete_segments(partition, chain.from_iterable(held))
+            deleted += sum(len(one) for one in held)
+        # Whatever a deposed leader or a crash has left besides.
+        strays = await self._spillovers.ending_before(partition, _PAST_EVERY_OFFSET)
+        await self._spillovers.delete(partition, strays)
+        await self._delete_records(partition)
+        await self._store.delete_many([manifest_key(partition)])
+        log.info("partition deleted from the archive", partition=str(partition), segments=deleted)
+        return deleted
+
+    async def _delete_records(self, partition: TopicIdPartition) -> None:
+        """Delete what jobs have recorded of segments that they rewrote."""
+        start_after: str | None = None
+        while True:
+            page = await self._store.list_page(rewriting_prefix(partition), start_after=start_after)
+            if page.objects:
+                await self._store.delete_many([info.key for info in page.objects])
+            start_after = page.next_start_after
+            if start_after is None:
+                return
+
+    async def cleanup_until(self, leadership: Leadership, *, timestamp_ms: int) -> int:
+        """See `RemoteLog.cleanup_until`."""
+        stored = await self._manifests.load(leadership.partition)
+        while stored.manifest is not None:
+            manifest = stored.manifest
+            left = await self._without_oldest(manifest, timestamp_ms)
+            if left is manifest:
+                return await self.first_offset(manifest)
+            log.info(
+                "archived segments are let go of: a cleanup asked for it",
+                partition=str(leadership.partition),
+                start_offset=left.start_offset,
+                segments=manifest.segment_count - left.segment_count,
+            )
+            stored = await self._manifests.commit(stored, left, leader_epoch=leadership.leader_epoch)
+        return -1
+
+    async def _without_oldest(self, manifest: PartitionManifest, timestamp_ms: int) -> PartitionManifest:
+        """Return *manifest* without the oldest segments up to a time: those of one piece, if any."""
+        if not manifest.segment_count:
+            return manifest
+        piece = manifest
+        if manifest.live_offset > manifest.start_offset:
+            piece = await self._spillovers.piece_at(manifest, manifest.start_offset)
+        rows = _rows_until(piece.segments, timestamp_ms)
+        if not rows:
+            return manifest
+        now_ms = self._now_ms()
+        if piece is manifest:
+            return manifest.expired(rows, now_ms=now_ms)
+        return spillover_expired(manifest, piece.segments.head(rows), now_ms=now_ms)
+
+    async def first_offset(self, manifest: PartitionManifest) -> int:
+        """Return where the archive begins, spilled or not; -1 where it has no segment."""
+        async with aclosing(self._spillovers.pieces(manifest)) as pieces:
+            async for piece in pieces:
+                if piece.segments:
+                    return max(piece.start_offset, piece.segments[0].base_offset)
+        return -1
+
+    async def _chain(self, manifest: PartitionManifest) -> Sequence[tuple[SpilloverName, SpilloverManifest]]:
+        """Return the spilled parts from the newest back, as far as they are there."""
+        found: list[tuple[SpilloverName, SpilloverManifest]] = []
+        name = manifest.spillover.newest if manifest.spillover else None
+        while name is not None:
+            try:
+                part = await self._spillovers.load(manifest.partition, name)
+            except ObjectNotFound:
+                break
+            found.append((name, part))
+            name = part.previous
+        return found
+
+
+def _rows_until(segments: Iterable[RemoteSegment], timestamp_ms: int) -> int:
+    """Return how many of the first *segments* have nothing that is newer than *timestamp_ms*."""
+    rows = 0
+    for segment in segments:
+        if retention_time_ms(segment) > timestamp_ms:
+            break
+        rows += 1
+    return rows

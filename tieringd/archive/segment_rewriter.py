@@ -18,8 +18,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 from crc32c import crc32c
 
-from tieringd.archive.archive_reader import checked_batches, require_checksum
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.archive_reader import SegmentIndexes, checked_batches, require_checksum
 from tieringd.archive.segment_swap import Successor
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.index_merge import IndexedSegment, merged_index
@@ -29,7 +28,7 @@ from tieringd.formats.sidecar import encode_sidecar
 from tieringd.model.segment import BrokerIndexes, SegmentIndex
 from tieringd.policies.rewriting import rewritten_segment
 from tieringd.storage.base import FileSlice
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,6 +15,10 @@ than before.
 A compaction keeps the rule of `policies.record_removal`: it takes place only while the archive has all that
 its winners came from, and what it replaces is held until no winner can be lost. An erasure ends the holding
 of all that compactions replaced in that partition, as the erased records may be there too.
+
+`store_rewriting` and `load_rewriting` write and read the records of rewritings. A record needs no index and
+no manifest: it lies beside the partition's manifest, and scrub keeps it for as long as the manifest names
+anything that was rewritten.
 """
 
 from __future__ import annotations
@@ -25,16 +29,18 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import structlog
+from crc32c import crc32c
 
-from tieringd.archive.rewriting_records import store_rewriting
-from tieringd.errors import StorageUnavailable
+from tieringd.archive.scrub.segment_look import read_object
+from tieringd.errors import CorruptDataError, StorageUnavailable
+from tieringd.formats.job_records import decode_rewriting, encode_rewriting
 from tieringd.formats.manifest_codec import encode_manifest
-from tieringd.formats.object_keys import data_key, index_key
-from tieringd.model.rewriting import Rewriting, RewritingKind
+from tieringd.formats.object_keys import data_key, index_key, rewriting_key
+from tieringd.model.segment import Rewriting, RewritingKind
 from tieringd.model.spilling import part_to_spill, spilled
 from tieringd.policies.record_removal import why_winners_may_be_gone
 from tieringd.policies.spillover import plan_spillover
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -48,10 +54,42 @@ if TYPE_CHECKING:
     from tieringd.policies.record_removal import CompactionBasis
     from tieringd.storage.base import ObjectStore
 
+
 log = structlog.get_logger(__name__)
 
 LOOKS_AT_ONCE = 32
 """Objects that the store is asked for at a time."""
+
+
+async def store_rewriting(store: ObjectStore, partition: TopicIdPartition, rewriting: Rewriting) -> str:
+    """
+    Store the record of a rewriting, whose segments are stored, and return its key. Doing it again is safe.
+
+    Raises:
+        StorageUnavailable: It may be stored or not.
+    """
+    data = encode_rewriting(partition, rewriting)
+    checksum = crc32c(data)
+    key = rewriting_key(partition, rewriting.writer_id, crc32c=checksum)
+    await store.put(key, data, crc32c=checksum)
+    return key
+
+
+async def load_rewriting(
+    store: ObjectStore, partition: TopicIdPartition, key: str, *, size_bytes: int
+) -> Rewriting:
+    """
+    Return what the record under *key* says.
+
+    Raises:
+        ObjectNotFound: It has gone.
+        CorruptDataError: It is damaged, or another partition's.
+    """
+    data = await read_object(store, key, size_bytes=size_bytes)
+    owner, rewriting = decode_rewriting(data, source=key)
+    if rewriting_key(owner, rewriting.writer_id, crc32c=crc32c(data)) != key or owner != partition:
+        raise CorruptDataError("this record of a rewriting has other bytes than its name says", source=key)
+    return rewriting
 
 
 @dataclass(frozen=True, slots=True)

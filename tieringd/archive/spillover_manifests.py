@@ -22,10 +22,10 @@ from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.cache_names import cached_name
+from tieringd.formats.manifest_codec import decode_spillover, encode_spillover
 from tieringd.formats.object_keys import parse_spillover_key, spillover_key, spillover_prefix
-from tieringd.formats.spillover_codec import decode_spillover, encode_spillover
 from tieringd.model.spilling import live_piece, piece_of, with_parts
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable

@@ -3,59 +3,223 @@ The archiver: one partition's closed segments into the bucket, and out of the lo
 
 A step is observe, decide, act, record. The order of effects is data, index, manifest, trim:
 a crash after any of them loses nothing, and leaves at most objects that nobody names.
+
+`GapRecorder` records offsets that left the disk before they were copied, or that can never be copied. A gap
+in the archive is permanent, so missing data becomes a gap only after two observations with different
+numbers, and only where later data follows. `PartitionGauges` sets the partition's gauges after each step.
+`StepResult` tells the reconciler what a step did and left. `HoleWatch` remembers since which observation
+each hole of the log is seen. An observation reads pins, files and bounds one after the other, so a segment
+that moves meanwhile may be in none of them. The consequences of a hole may be permanent, so they wait for a
+second observation.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archiving.archive_retention import ArchiveRetention
-from tieringd.archiving.change_queue import ChangeQueue
-from tieringd.archiving.claim import Claim
-from tieringd.archiving.gap_recorder import GapRecorder
-from tieringd.archiving.hint_publisher import HintPublisher
-from tieringd.archiving.hole_watch import HoleWatch
-from tieringd.archiving.lineage_keeper import LineageKeeper
-from tieringd.archiving.partition_gauges import PartitionGauges
-from tieringd.archiving.quarantine import Quarantine
-from tieringd.archiving.spiller import Spiller
-from tieringd.archiving.step_result import StepResult
-from tieringd.archiving.trimmer import Trimmer
-from tieringd.archiving.upload_line import Urgency
-from tieringd.archiving.upload_times import UploadTimes
-from tieringd.archiving.uploader import Uploader, UploadOutcome
+from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
+from tieringd.archiving.claim import ChangeQueue, Claim
+from tieringd.archiving.lineage_keeper import LineageKeeper, Spiller
+from tieringd.archiving.trimmer import HintPublisher, Trimmer
+from tieringd.archiving.upload_gate import Urgency
+from tieringd.archiving.uploader import Quarantine, Uploader, UploadOutcome
 from tieringd.errors import CorruptDataError, RetryableError, StorageError, StorageUnavailable, TieringError
 from tieringd.formats.record_batch import OldMagicError
 from tieringd.model.manifest import PartitionManifest
+from tieringd.model.manifest_parts import Gap
 from tieringd.policies.epoch_history import clipped, completed
-from tieringd.policies.loss import rescue_due_ms, seconds_to_loss
-from tieringd.policies.upload import UploadLimits, UploadPlan, plan_uploads, upload_due_ms
-from tieringd.policies.user_deletion import users_start
+from tieringd.policies.total_retention import users_start
+from tieringd.policies.upload import (
+    UploadLimits,
+    UploadPlan,
+    plan_uploads,
+    rescue_due_ms,
+    seconds_to_loss,
+    upload_due_ms,
+)
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
     from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-    from tieringd.archiving.manifest_change import ManifestChange
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.claim import ManifestChange
+    from tieringd.archiving.observer import Observation
     from tieringd.archiving.remote_log import RemoteLog
     from tieringd.archiving.segment_copier import CopiedSegment
     from tieringd.broker.base import Broker
     from tieringd.broker.layout import Layout
     from tieringd.metrics import Metrics
-    from tieringd.model.partition import Leadership
+    from tieringd.model.local_log import Hole
+    from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.model.segment import SegmentSlice
+    from tieringd.policies.upload import MissingRange
     from tieringd.storage.archive_clock import ArchiveClock
+
 
 log = structlog.get_logger(__name__)
 
 _STORE_ERRORS = (StorageError, StorageUnavailable)
+
+
+class GapRecorder:
+    """Record the gaps of one partition. Owned by its archiver, used within its step."""
+
+    def __init__(self, partition: TopicIdPartition, *, claim: Claim, now_ms: Callable[[], int]) -> None:
+        self._claim = claim
+        self._now_ms = now_ms
+        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._missed: tuple[int, MissingRange] | None = None
+        """What an earlier look missed, with its number."""
+
+    async def record_missing(
+        self, stored: StoredManifest, plan: UploadPlan, seen: Observation
+    ) -> tuple[StoredManifest, int, bool]:
+        """
+        Record offsets that left the disk before they were copied, on the second look that misses them.
+
+        Returns the stored manifest, the gaps recorded, and whether the plan may be acted on.
+        """
+        missing = plan.missing
+        if missing is None or not plan.slices:
+            self._missed = None
+            return stored, 0, missing is None
+        if self._missed is None or not _covers(self._missed[1], missing):
+            self._missed = (seen.look, missing)
+            self._log.warning(
+                "local log begins after the archive's end; looking again before a gap is recorded",
+                archive_next_offset=missing.base_offset,
+                local_first_offset=missing.last_offset + 1,
+                path=seen.log.partition.path,
+            )
+            return stored, 0, False
+        if self._missed[0] == seen.look:
+            return stored, 0, False
+        reason = "the broker removed these offsets before they were copied"
+        return await self.record(stored, missing.base_offset, missing.last_offset, reason), 1, True
+
+    async def record(
+        self, stored: StoredManifest, base_offset: int, last_offset: int, reason: str
+    ) -> StoredManifest:
+        """
+        Record one gap at the archive's end.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            StorageUnavailable: The next step looks again.
+        """
+        gap = Gap(base_offset, last_offset, reason, self._now_ms())
+        return await self._claim.commit(stored, stored.existing.with_gap(gap))
+
+
+def _covers(earlier: MissingRange, missing: MissingRange) -> bool:
+    return earlier.base_offset <= missing.base_offset and missing.last_offset <= earlier.last_offset
+
+
+class PartitionGauges:
+    """Publish how one partition stands. It remembers since when a transaction holds it back."""
+
+    def __init__(self, partition: TopicIdPartition, *, metrics: Metrics) -> None:
+        self._labels = (partition.topic, str(partition.partition))
+        self._metrics = metrics
+        self._held_at: tuple[int, int] | None = None
+        """The last stable offset that holds a closed segment back, and since when, by the steady clock."""
+
+    def publish(
+        self,
+        manifest: PartitionManifest,
+        seen: Observation,
+        plan: UploadPlan,
+        *,
+        seconds_to_loss: float,
+        now_ms: int,
+        steady_ms: int,
+    ) -> None:
+        """Set every gauge; *plan* is what is left to be uploaded, and *now_ms* is of the files' clock."""
+        metrics, labels = self._metrics, self._labels
+        waiting = [part.segment for part in plan.slices if not part.is_open]
+        oldest_ns = min((segment.modified_ns for segment in waiting), default=None)
+        lag_seconds = 0.0 if oldest_ns is None else max(0.0, now_ms / 1000 - oldest_ns / 1e9)
+        metrics.pending_bytes.labels(*labels).set(plan.pending_bytes)
+        metrics.pending_segments.labels(*labels).set(plan.pending_segments)
+        metrics.archiver_pending.labels("kafka", *labels).set(
+            max(0, seen.bounds.last_stable_offset - manifest.next_offset)
+        )
+        metrics.lag_seconds.labels(*labels).set(lag_seconds)
+        metrics.seconds_to_loss.labels(*labels).set(seconds_to_loss)
+        metrics.held_seconds.labels(*labels).set(self._held_seconds(plan, seen, steady_ms))
+        metrics.next_offset.labels(*labels).set(manifest.next_offset)
+        metrics.start_offset.labels(*labels).set(manifest.start_offset)
+        metrics.gap_offsets.labels(*labels).set(manifest.gap_offsets)
+
+    def _held_seconds(self, plan: UploadPlan, seen: Observation, steady_ms: int) -> float:
+        """Return for how long a closed segment has waited at the same last stable offset."""
+        if not plan.held_by_transaction:
+            self._held_at = None
+            return 0.0
+        stable = seen.bounds.last_stable_offset
+        if self._held_at is None or self._held_at[0] != stable:
+            self._held_at = (stable, steady_ms)
+        return (steady_ms - self._held_at[1]) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step did and what it left."""
+
+    uploaded: int = 0
+    trimmed: int = 0
+    expired: int = 0
+    """Stored segments that were let go by total retention, and those whose objects were deleted."""
+    gaps: int = 0
+    pending_segments: int = 0
+    """Eligible segments that are still to be uploaded."""
+    fault: str = ""
+    """What holds the partition back until someone acts; empty when nothing does."""
+    waits_because: str = field(default="", compare=False)
+    """Why the first segment that is not eligible waits."""
+    waits_for_lineage: bool = field(default=False, compare=False)
+    """Nothing was done: the archive's tail is not known to be on the leader's lineage."""
+    needs_another_look: bool = False
+    """Offsets are missing on disk; the next observation decides whether they are a gap."""
+
+    @property
+    def made_progress(self) -> bool:
+        """
+        Say whether another step on the same observation may find more to do.
+
+        A trim ends an observation: its files are not all there any more.
+        """
+        return (self.uploaded > 0 or self.expired > 0 or self.gaps > 0) and not self.trimmed
+
+
+class HoleWatch:
+    """Remember when each hole of one partition's log was first seen. Owned by its archiver."""
+
+    def __init__(self) -> None:
+        self._first_seen: dict[Hole, int] = {}
+        """The holes of the newest look, each with the number of the first look in a row that found it."""
+        self._look = 0
+
+    def note(self, seen: Observation) -> None:
+        """Take note of a look; noting the same look again changes nothing."""
+        self._look = seen.look
+        self._first_seen = {hole: self._first_seen.get(hole, seen.look) for hole in seen.uploadable.holes}
+
+    @property
+    def confirmed(self) -> frozenset[Hole]:
+        """Return the holes of the newest look that an earlier look has found, too."""
+        return frozenset(hole for hole, first in self._first_seen.items() if first != self._look)
+
+    @property
+    def new(self) -> frozenset[Hole]:
+        """Return the holes that only the newest look has found."""
+        return frozenset(hole for hole, first in self._first_seen.items() if first == self._look)
 
 
 class Archiver:

@@ -4,6 +4,10 @@ The bookkeeper: what a daemon asks of the object store besides its archivers, ap
 Topic manifests are read and kept, followed manifests kept fresh, retention taken over. All of it
 may wait for a store that hangs. A round of reconciliation must not: it is what pins the files
 that a broker deletes meanwhile.
+
+`Follower` keeps the manifests of partitions that other brokers lead fresh enough for a takeover: a new
+leader then asks the store for the version of one manifest, and reads no history. A followed manifest can
+only make this daemon more careful. The daemon never trims, deletes or uploads because of it.
 """
 
 from __future__ import annotations
@@ -13,21 +17,79 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.errors import STORE_FAULTS, TieringError
+from tieringd.errors import STORE_FAULTS, CorruptDataError, TieringError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
-    from tieringd.archiving.follower import Follower
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
     from tieringd.archiving.observer import World
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
     from tieringd.topics.first_sight import FirstSight
     from tieringd.topics.retention_manager import RetentionManager
     from tieringd.topics.topic_registry import TopicRegistry
 
+
 log = structlog.get_logger(__name__)
+
+REFRESH_INTERVAL_MS = 60_000
+"""How old a follower's copy may become before it is looked at again."""
+REFRESHES_PER_STEP = 200
+"""Requests of one step, so that ten thousand followed partitions cost a steady trickle."""
 
 CLEAN_UP_INTERVAL_SECONDS = 6 * 3600.0
 """How often the parts of uploads that nobody will finish are looked for: they cost storage, unseen."""
+
+
+class Follower:
+    """The followed manifests of one daemon. One task at a time calls `step`; `take` may run any time."""
+
+    def __init__(self, manifests: ManifestStore, *, steady_ms: Callable[[], int]) -> None:
+        """Take the parts; *steady_ms* returns milliseconds that only pass."""
+        self._manifests = manifests
+        self._steady_ms = steady_ms
+        self._known: dict[TopicIdPartition, StoredManifest] = {}
+        self._looked_at_ms: dict[TopicIdPartition, int] = {}
+
+    def manifest(self, partition: TopicIdPartition) -> PartitionManifest | None:
+        """Return a partition's manifest as last seen; None when none was."""
+        known = self._known.get(partition)
+        return known.manifest if known else None
+
+    def take(self, partition: TopicIdPartition) -> StoredManifest | None:
+        """Return what is known of a partition that this broker leads from now on."""
+        return self._known.get(partition)
+
+    async def step(self, followed: Collection[TopicIdPartition]) -> int:
+        """Look again at those of *followed* whose copy is oldest; return how many were looked at."""
+        for gone in self._looked_at_ms.keys() - set(followed):
+            del self._looked_at_ms[gone]
+            self._known.pop(gone, None)
+        now_ms = self._steady_ms()
+        due = [
+            one
+            for one in followed
+            if now_ms - self._looked_at_ms.get(one, -REFRESH_INTERVAL_MS) >= REFRESH_INTERVAL_MS
+        ]
+        due.sort(key=lambda one: self._looked_at_ms.get(one, 0))
+        looked_at = 0
+        for partition in due[:REFRESHES_PER_STEP]:
+            try:
+                known = self._known.get(partition)
+                self._known[partition] = (
+                    await self._manifests.refreshed(partition, known)
+                    if known
+                    else await self._manifests.load(partition)
+                )
+            except CorruptDataError as error:
+                log.error("followed manifest is damaged", partition=str(partition), error=str(error))  # noqa: TRY400 its text is enough
+            except TieringError as error:
+                log.warning("followed manifests are not fresh", partition=str(partition), error=str(error))
+                break
+            self._looked_at_ms[partition] = now_ms
+            looked_at += 1
+        return looked_at
 
 
 class Bookkeeper:
@@ -96,11 +158,14 @@ class Bookkeeper:
             nonlocal is_changed
             is_changed = await self._refresh(world.cluster)
 
+        async def ensure() -> None:
+            nonlocal is_changed
+            is_changed |= await self._registry.ensure([one.partition for one in world.wanted])
+
         await self._try("topic manifests cannot be read", refresh())
         if self._registry.is_known:
-            wanted = [one.partition for one in world.wanted]
-            # First of all: whatever is archived can be found by it, from the bucket alone.
-            await self._try("topic manifests cannot be kept", self._registry.ensure(wanted))
+            # First of all: a restore finds what is archived by it, and nothing is trimmed before that.
+            await self._try("topic manifests cannot be kept", ensure())
             await self._try("topics first seen cannot be recorded", self._record_first_seen(world))
             await self._try("topics' remote.delete cannot be recorded", self._record_remote_delete(world))
             await self._try("retention cannot be managed", self._retention.step(world.managed))

@@ -9,26 +9,36 @@ The process that archived the partition before this one, under the same leader e
 commit on its way. That commit may take effect now, and once: each commit names the version that it was made
 from, and a process that has ended reads no newer one. So the first commit of another process under our epoch
 is taken over. The second one shows that another process is alive, and fences.
+
+A `ManifestChange` is prepared beside the archiver, by housekeeping, and committed by the archiver between
+two of its own commits. Every object that the change names is stored before. `ChangeQueue` holds such
+changes until the archiver's next step. A change does not survive a failure: the job that offered it learns
+the result, and offers it again if it still makes sense.
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from tieringd.archive.manifest_store import fenced_by, fenced_by_removal, rival_writer
 from tieringd.errors import BucketNotFound, RivalWriter, StorageError, StorageUnavailable
+from tieringd.storage.background import background
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+    from tieringd.errors import TieringError
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership
     from tieringd.policies.total_retention import RetentionPace
+
 
 log = structlog.get_logger(__name__)
 
@@ -188,8 +198,8 @@ class Claim:
         See that the bucket says that we trim up to *before_offset*; say whether we may.
 
         Where the record cannot be stored, as when the store is away, a trim to a stored segment's end may
-        do without: nobody takes that for a user's DeleteRecords. See `policies.user_deletion`. A bucket that
-        is not there is no store that is away: what it held may be gone, so nothing is trimmed.
+        do without: nobody takes that for a user's DeleteRecords. See `policies.total_retention`. A bucket
+        that is not there is no store that is away: what it held may be gone, so nothing is trimmed.
 
         Raises:
             FencedError: Another writer owns the manifest now.
@@ -284,3 +294,92 @@ class Claim:
                 base_offset=one.base_offset,
                 last_offset=one.last_offset,
             )
+
+
+class ManifestChange(Protocol):
+    """A prepared merge, or a compacted segment that takes the place of others."""
+
+    async def commit(self, claim: Claim, stored: StoredManifest) -> StoredManifest:
+        """
+        Commit it on *stored*, or give it up and return *stored* when the manifest has changed there.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            StorageUnavailable: The claim reads it again; then this may be called again.
+        """
+        ...
+
+
+class ChangeQueue:
+    """
+    Hold what was offered, in order. Owned by an archiver, and used on one event loop.
+
+    It may be cancelled at any await: the change that was being committed is then as if its outcome were
+    unknown, and whoever offered it is told of the end when the queue is closed.
+    """
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+        self._offers: deque[tuple[ManifestChange, asyncio.Future[None]]] = deque()
+        self._is_closed = False
+
+    def __len__(self) -> int:
+        return len(self._offers)
+
+    def offer(self, change: ManifestChange) -> asyncio.Future[None]:
+        """Take *change*; the future ends as `Archiver.offer` says."""
+        future = asyncio.get_running_loop().create_future()
+        if self._is_closed:
+            future.cancel()
+        else:
+            self._offers.append((change, future))
+        return future
+
+    async def commit_all(self, stored: StoredManifest) -> StoredManifest:
+        """
+        Commit one change after the other; return what is stored then.
+
+        Raises:
+            TieringError: A change failed; `fail` tells it, and those after it.
+        """
+        while self._offers:
+            change, future = self._offers[0]
+            if not future.done():  # Whoever offered it may have gone.
+                with background():
+                    stored = await change.commit(self._claim, stored)
+            self._offers.popleft()
+            if not future.done():
+                future.set_result(None)
+        return stored
+
+    def fail(self, error: TieringError) -> None:
+        """Give *error* to whoever waits: the step has ended, and did not commit their changes."""
+        while self._offers:
+            _, future = self._offers.popleft()
+            if not future.done():
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """Cancel what was offered, and what will be."""
+        self._is_closed = True
+        while self._offers:
+            self._offers.popleft()[1].cancel()
+
+
+async def ended(future: asyncio.Future[None]) -> bool:
+    """
+    Wait until an offered change has ended; say whether the archiver still lives.
+
+    A future that the archiver's end cancelled looks to `await` as if the waiting task were cancelled itself.
+
+    Raises:
+        TieringError: What the archiver's step ended with.
+    """
+    try:
+        await asyncio.wait([future])
+    finally:
+        future.cancel()  # Where the waiting itself was cut off; else it has no effect.
+    if future.cancelled():
+        return False
+    future.result()
+    return True

@@ -9,6 +9,10 @@ A look at a partition is of one leader epoch, or it is thrown away. Leadership i
 files are read, and at last the broker gives the bounds under just that epoch, or refuses. Epochs only grow,
 so the files in between are of the same one. A daemon that is stopped in the middle of a look, while
 leadership goes away and comes back, acts on nothing of it.
+
+An `Observation` is what one round says of one partition. Observations are numbered, because an archiver may
+act on one several times: for each batch of uploads, for each offered change, and when the disk needs room.
+A decision that takes two observations takes two different numbers.
 """
 
 from __future__ import annotations
@@ -21,11 +25,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archiving.observation import Observation
 from tieringd.errors import CorruptDataError, LocalFileError, StorageError, StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, topic_key
 from tieringd.model.partition import Leadership, LogBounds, TopicIdPartition
-from tieringd.policies.pinning import judged
+from tieringd.policies.pinning import judged, with_pins
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -44,7 +47,45 @@ if TYPE_CHECKING:
     from tieringd.policies.pinning import Pin
     from tieringd.topics.topic_registry import TopicRegistry
 
+
 log = structlog.get_logger(__name__)
+
+_NOT_ON_RECORD = "its topic manifest is not in the bucket yet, and a restore finds topics by that"
+"""Why nothing of a topic is trimmed yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A partition's files, bounds and configuration, all read in one round."""
+
+    log: LocalLog
+    """The broker's own files."""
+    bounds: LogBounds
+    topic: TopicConfig
+    pins: tuple[Pin, ...] = ()
+    looked_at: float = field(default=math.inf, compare=False)
+    """When the look began, in loop time: what was done later may not show in it."""
+    look: int = field(kw_only=True, compare=False)
+    """The number of the look; a later look has a higher one."""
+    uploadable: LocalLog = field(init=False)
+    """The broker's files, and before them those that only pins hold."""
+
+    def __post_init__(self) -> None:
+        log = replace(self.log, segments=with_pins(self.log, self.pins)) if self.pins else self.log
+        object.__setattr__(self, "uploadable", log)
+
+    def renumbered(self, look: int, *, looked_at: float = math.inf) -> Observation:
+        """Return this observation as a later look made it again: look number *look* found nothing new."""
+        return replace(self, look=look, looked_at=looked_at)
+
+    def shows_same(self, other: Observation | None) -> bool:
+        """Say whether no look found a change between this observation and *other*; compares no files."""
+        return other is not None and (
+            self.log is other.log
+            and self.bounds is other.bounds
+            and self.topic is other.topic
+            and self.pins is other.pins
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +407,10 @@ class Observer:
         configs: dict[str, TopicConfig] = {}
         for name in names:
             recorded = self._registry.manifest(TopicKey(cluster, name, keys[name]))
-            configs[name] = self._config.topic(name, from_broker.get(name, {}), recorded)
+            config = self._config.topic(name, from_broker.get(name, {}), recorded)
+            if recorded is None and not config.never_trimmed_because:
+                config = replace(config, never_trimmed_because=_NOT_ON_RECORD)
+            configs[name] = config
         # One that is as it was stays the same object: it is compared for each of its partitions.
         before, self._topics = self._topics, {}
         for name, new in configs.items():

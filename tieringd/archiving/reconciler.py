@@ -31,22 +31,18 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archiving.change_feed import ChangeFeed
 from tieringd.archiving.pinner import PinLook
-from tieringd.archiving.resting import Resting
+from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.errors import STORE_FAULTS, CorruptDataError, FencedError, TieringError
-from tieringd.policies.assignment import plan_assignment
 from tieringd.policies.lineage import durable_end
-from tieringd.policies.loss import rescue_due_ms
+from tieringd.policies.upload import plan_assignment, rescue_due_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
 
     from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.bookkeeper import Bookkeeper
-    from tieringd.archiving.follower import Follower
-    from tieringd.archiving.observation import Observation
-    from tieringd.archiving.observer import Observer, World
+    from tieringd.archiving.bookkeeper import Bookkeeper, Follower
+    from tieringd.archiving.observer import Observation, Observer, World
     from tieringd.archiving.pinner import Pinner
     from tieringd.config import Config
     from tieringd.formats.object_keys import TopicKey

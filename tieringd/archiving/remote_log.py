@@ -4,6 +4,10 @@ The remote log: KIP-405's operations on one bucket, as the public seam of this p
 Copying stores objects and does not touch the manifest: the archiver commits what was copied,
 so that the order data, index, manifest holds however many segments go at once. Whatever a
 manifest does not name does not exist for readers.
+
+`SideFiles` brings back the broker's files beside a `.log`: leader epochs, state of producers, indexes. The
+sidecar holds them byte for byte. A file that was not archived is made from our index: it is coarser than
+the broker's, and never leads past the wanted position.
 """
 
 from __future__ import annotations
@@ -11,41 +15,122 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from contextlib import aclosing, asynccontextmanager
+from enum import Enum
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tieringd.archive.archive_reader import ArchiveReader
-from tieringd.archive.rewriting_records import store_rewriting
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.archive_reader import ArchiveReader, SegmentIndexes
+from tieringd.archive.retired_objects import ArchiveCleanup
 from tieringd.archive.segment_rewriter import SegmentRewriter
-from tieringd.archiving.archive_cleanup import ArchiveCleanup
+from tieringd.archive.segment_swap import store_rewriting
 from tieringd.archiving.segment_copier import CopiedSegment, CopyRequest, SegmentCopier
-from tieringd.archiving.side_files import SideFileKind, SideFiles
 from tieringd.archiving.tombstone_keeper import LocalBatches, TombstoneCut
-from tieringd.archiving.upload_line import NO_URGENCY, Urgency
+from tieringd.archiving.upload_gate import NO_URGENCY, Urgency
 from tieringd.broker.segment_file import position_of
 from tieringd.errors import CorruptDataError, ObjectNotFound
-from tieringd.formats.object_keys import data_key, history_link_key, topic_key
-from tieringd.model.rewriting import Rewriting, RewritingKind
-from tieringd.model.segment import rewriter_of
-from tieringd.policies.epoch_history import epoch_at
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.formats.checkpoints import encode_epoch_checkpoint
+from tieringd.formats.index_files import whole_indexes
+from tieringd.formats.object_keys import data_key, history_link_key, index_key, topic_key
+from tieringd.model.manifest import SEGMENTS_REMEMBERED
+from tieringd.model.segment import Rewriting, RewritingKind, rewriter_of
+from tieringd.policies.epoch_history import epoch_at, with_records, without_from
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.archiving.upload_gate import UploadGate
     from tieringd.broker.layout import Layout
     from tieringd.broker.segment_file import OpenSegment
     from tieringd.model.local_log import Hole, LocalLog
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import Leadership, TopicIdPartition
-    from tieringd.model.segment import FilePart, LocalSegment, RemoteSegment, SegmentIndex, SegmentSlice
+    from tieringd.model.segment import (
+        AbortedTransaction,
+        FilePart,
+        LocalSegment,
+        RemoteSegment,
+        SegmentIndex,
+        SegmentSlice,
+    )
     from tieringd.storage.base import ObjectStore
 
+
 __all__ = ["CopiedSegment", "RemoteLog", "SideFileKind"]
+
+
+class SideFileKind(Enum):
+    """One of a broker's files; the value is its name after the segment's base offset, or by itself."""
+
+    OFFSET_INDEX = ".index"
+    TIME_INDEX = ".timeindex"
+    TRANSACTION_INDEX = ".txnindex"
+    PRODUCER_SNAPSHOT = ".snapshot"
+    LEADER_EPOCHS = "leader-epoch-checkpoint"
+
+
+class SideFiles:
+    """Read a segment's side files. Keeps no state."""
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        index_of: Callable[[TopicIdPartition, RemoteSegment], Awaitable[SegmentIndex]],
+    ) -> None:
+        self._manifests = manifests
+        self._index_of = index_of
+
+    async def read(self, partition: TopicIdPartition, segment: RemoteSegment, kind: SideFileKind) -> bytes:
+        """See `RemoteLog.side_file`."""
+        if kind is SideFileKind.LEADER_EPOCHS:
+            manifest = await self._manifest_of(partition, segment)
+            return encode_epoch_checkpoint(with_records(without_from(manifest.epochs, segment.next_offset)))
+        index = await self._index_of(partition, segment)
+        found: bytes | None
+        if kind is SideFileKind.PRODUCER_SNAPSHOT:
+            found = index.broker.producer_snapshot
+        elif kind is SideFileKind.TRANSACTION_INDEX:
+            found = await self._transaction_index(partition, segment, index)
+        else:
+            made = whole_indexes(segment, index, ())
+            found = made.offset_index if kind is SideFileKind.OFFSET_INDEX else made.time_index
+        if found is None:
+            key = index_key(partition, segment)
+            raise ObjectNotFound(f"segment {segment.base_offset} of {partition} has no {kind.value}", key=key)
+        return found
+
+    async def _transaction_index(
+        self, partition: TopicIdPartition, segment: RemoteSegment, index: SegmentIndex
+    ) -> bytes | None:
+        """Return the transactions that were aborted by markers in *segment*; None when there is none."""
+        if index.broker.offset_index is not None:
+            # The broker's files were archived together: it had none of this kind, or this one.
+            return index.broker.transaction_index
+        # A marker may end a transaction whose data is further back: the index there tells of it.
+        manifest = await self._manifest_of(partition, segment)
+        spillovers = self._manifests.spillovers
+        wider = await spillovers.with_history(manifest, from_offset=segment.base_offset)
+        row = wider.segments.row_at_or_after(segment.base_offset)
+        while row < SEGMENTS_REMEMBERED and wider.live_offset > wider.start_offset:
+            wider = await spillovers.with_history(manifest, from_offset=wider.live_offset - 1)
+            row = wider.segments.row_at_or_after(segment.base_offset)
+        aborted: dict[tuple[int, int], AbortedTransaction] = {}
+        for earlier in range(max(row - SEGMENTS_REMEMBERED, 0), row):
+            before = await self._index_of(partition, wider.segments[earlier])
+            for one in before.aborted:
+                aborted.setdefault((one.producer_id, one.last_offset), one)
+        for one in index.aborted:
+            aborted.setdefault((one.producer_id, one.last_offset), one)
+        return whole_indexes(segment, index, aborted.values()).transaction_index
+
+    async def _manifest_of(self, partition: TopicIdPartition, segment: RemoteSegment) -> PartitionManifest:
+        manifest = (await self._manifests.load(partition)).manifest
+        if manifest is None:
+            raise ObjectNotFound(f"segment {segment.base_offset} of {partition} is not in the archive")
+        return manifest
 
 
 class RemoteLog:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 from crc32c import crc32c
 
-from tieringd.archiving.upload_line import NO_URGENCY
+from tieringd.archiving.upload_gate import NO_URGENCY
 from tieringd.broker.segment_file import (
     check_broker_indexes,
     position_of,
@@ -45,8 +45,7 @@ from tieringd.storage.base import FileSlice
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
-    from tieringd.archiving.upload_gate import UploadGate
-    from tieringd.archiving.upload_line import Urgency
+    from tieringd.archiving.upload_gate import UploadGate, Urgency
     from tieringd.broker.layout import Layout
     from tieringd.broker.segment_file import OpenSegment
     from tieringd.formats.segment_scan import SegmentScan

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from tieringd.broker.segment_file import position_of
 from tieringd.errors import CorruptDataError
-from tieringd.formats.batch_filter import batch_with
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header
-from tieringd.formats.records import iter_records
+from tieringd.formats.records import batch_with, iter_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

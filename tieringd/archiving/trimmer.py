@@ -6,12 +6,17 @@ What total retention let go of in the archive goes as well: nobody wants it any 
 The policy names what may go by bounds, size and age. Here each named file's CRC32C is compared
 with its stored copy's before the broker is asked. A file that this process uploaded, and that
 has not changed since, was read for its checksum then and is not read again.
+
+`HintPublisher` evaluates the partition's local retention hint when it is due, and stores it when it has
+changed. `policies.local_hint` decides both. Only the partition's leader stores the hint: with the commit of
+an upload, or with a commit of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 import structlog
@@ -21,30 +26,110 @@ from tieringd.errors import (
     LocalFileError,
     ObjectNotFound,
     RetryableError,
+    StorageError,
     StorageUnavailable,
     TieringError,
 )
+from tieringd.policies.local_hint import plan_hint
+from tieringd.policies.local_retention import trim_due_ms
 from tieringd.policies.total_retention import plan_local_expiry
 from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from tieringd.archiving.observation import Observation
+    from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archiving.claim import Claim
+    from tieringd.archiving.observer import Observation
     from tieringd.archiving.remote_log import RemoteLog
     from tieringd.broker.base import Broker
     from tieringd.metrics import Metrics
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import Leadership
+    from tieringd.model.partition import Leadership, TopicIdPartition
     from tieringd.model.segment import LocalSegment
+    from tieringd.policies.local_hint import HintMemory, HintPlan
     from tieringd.policies.local_retention import TrimCandidate
 
+
 log = structlog.get_logger(__name__)
+
+_SEGMENT_BYTES = 1 << 30
+"""Of a topic that does not set it: Kafka's default."""
 
 DENIED_PAUSE_MS = 300_000
 """After the broker refused a trim for good, ask again this much later: someone may grant it."""
 STALE_LOOK_SECONDS = 60.0
 """For so long after a trim an earlier look is not trimmed by again: what it shows is gone already."""
+
+
+class HintPublisher:
+    """Keep the stored hint as local retention has it. Owned by the partition's archiver."""
+
+    def __init__(
+        self, partition: TopicIdPartition, *, claim: Claim, ages_ms: Callable[[PartitionManifest], int]
+    ) -> None:
+        """Take the parts; *ages_ms* returns the time that ages count to."""
+        self._claim = claim
+        self._ages_ms = ages_ms
+        self._log = log.bind(topic=partition.topic, partition=partition.partition)
+        self._memory: HintMemory | None = None
+
+    async def step(
+        self, stored: StoredManifest, seen: Observation
+    ) -> tuple[StoredManifest, PartitionManifest]:
+        """
+        Evaluate the hint where that is due, and store one that has changed.
+
+        Returns the manifest to trim by as well. While a hint cannot be stored, the lower one of the
+        stored and the new one holds: the other may be too high.
+        """
+        plan = self._plan(stored.existing, seen, self._memory)
+        if plan.is_change:
+            wanted = stored.existing.with_hint(plan.offset, trims_to=plan.trims_to)
+            try:
+                stored = await self._claim.commit(stored, wanted)
+            except (StorageError, StorageUnavailable) as error:
+                self._log.warning("local retention hint cannot be stored", hint=plan.offset, error=str(error))
+                hints = (stored.existing.allowed_local_start_offset, plan.offset)
+                lower = None if None in hints else min(hint for hint in hints if hint is not None)
+                return stored, replace(stored.existing, allowed_local_start_offset=lower)
+        self._memory = plan.memory
+        return stored, stored.existing
+
+    async def commit_with_hint(
+        self, stored: StoredManifest, appended: PartitionManifest, seen: Observation, *, appended_bytes: int
+    ) -> StoredManifest:
+        """Commit what was uploaded, and the hint that follows from it: one commit for both."""
+        plan = self._plan(appended, seen, self._memory and self._memory.noted(appended_bytes))
+        if plan.is_change:
+            appended = appended.with_hint(plan.offset, trims_to=plan.trims_to)
+        stored = await self._claim.commit(stored, appended)
+        self._memory = plan.memory
+        return stored
+
+    def due_ms(self, manifest: PartitionManifest, seen: Observation) -> float:
+        """Return from when on local retention lets more of the log go than the hint says."""
+        if not seen.topic.hint_shape.has_hint:
+            return math.inf
+        return trim_due_ms(
+            seen.log,
+            manifest,
+            seen.topic.local_retention_target,
+            log_start_offset=seen.bounds.log_start_offset,
+        )
+
+    def _plan(self, manifest: PartitionManifest, seen: Observation, memory: HintMemory | None) -> HintPlan:
+        return plan_hint(
+            seen.log,
+            manifest,
+            seen.topic.hint_shape,
+            memory,
+            stored=manifest.allowed_local_start_offset,
+            segment_bytes=seen.topic.segment_bytes or _SEGMENT_BYTES,
+            log_start_offset=seen.bounds.log_start_offset,
+            now_ms=self._ages_ms(manifest),
+            due_ms=self.due_ms(manifest, seen),
+        )
 
 
 class TrimRecord(Protocol):

@@ -3,8 +3,11 @@ The upload controller: sets the pace of uploads by how much waits, and by what e
 
 Two questions, each asked of a policy. How many shares do uploads have? The backlog decides
 (`policies.upload_control`), once every interval. Does anything else want the machine? Its load decides
-(`policies.upload_contention`), twice a second while uploads run or wait, and not at all while none does. The
+(`policies.upload_control`), twice a second while uploads run or wait, and not at all while none does. The
 pace follows from both, and the gate keeps it.
+
+`LoadWatch` measures the machine's load, over all time and over the moments without uploads. It reads the
+kernel's counters when it is asked, when the first upload begins, and when the last one ends.
 """
 
 from __future__ import annotations
@@ -14,9 +17,15 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from tieringd.archiving.load_watch import LoadWatch
-from tieringd.policies.upload_contention import ContentionLimits, ContentionState, judge
-from tieringd.policies.upload_control import ControllerState, pace_for, update
+from tieringd.broker.host_load import load_between, sum_of
+from tieringd.policies.upload_control import (
+    ContentionLimits,
+    ContentionState,
+    ControllerState,
+    judge,
+    pace_for,
+    update,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,14 +33,57 @@ if TYPE_CHECKING:
     from tieringd.archiving.upload_gate import UploadGate
     from tieringd.broker.host_load import HostCounters
     from tieringd.metrics import Metrics
-    from tieringd.policies.upload_control import ControllerLimits, PaceLimits
+    from tieringd.policies.upload_control import ControllerLimits, HostLoad, PaceLimits
+
 
 log = structlog.get_logger(__name__)
+
+_RECENT_SECONDS = 5.0
+"""A longer moment says nothing of the machine as it is now."""
 
 LOOK_SECONDS = 0.5
 """How often the machine is looked at while uploads run or wait."""
 LISTENING_LOOK_SECONDS = 0.05
 """The same while no upload may begin: that is not to last longer than it must."""
+
+
+class LoadWatch:
+    """Split a machine's load by whether uploads were under way. Belongs to one event loop."""
+
+    def __init__(self, counters: Callable[[], HostCounters]) -> None:
+        self._counters = counters
+        self._looked = self._quiet_since = counters()
+        self._is_uploading = False
+        self._others: list[HostLoad] = []
+
+    def uploads_begin(self) -> None:
+        """Note that the first upload begins."""
+        reading = self._counters()
+        self._note_quiet(reading)
+        self._is_uploading = True
+        if reading.at - self._looked.at > _RECENT_SECONDS:
+            self._looked = reading
+
+    def uploads_end(self) -> None:
+        """Note that the last upload has ended."""
+        self._is_uploading, self._quiet_since = False, self._counters()
+
+    def look(self) -> tuple[HostLoad, HostLoad]:
+        """Return the load since the last look, and that of the moments without uploads up to now."""
+        reading = self._counters()
+        total, self._looked = load_between(self._looked, reading), reading
+        if not self._is_uploading:
+            self._note_quiet(reading)
+        return total, sum_of(self._others)
+
+    def forget_others(self) -> None:
+        """Begin anew with the moments without uploads."""
+        self._others.clear()
+
+    def _note_quiet(self, reading: HostCounters) -> None:
+        load, self._quiet_since = load_between(self._quiet_since, reading), reading
+        if 0 < load.seconds <= _RECENT_SECONDS:
+            self._others = [sum_of((*self._others, load))]
 
 
 class UploadController:

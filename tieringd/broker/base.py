@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from tieringd.errors import TieringError
-    from tieringd.model.client_quota import QuotaEntity
-    from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.log_dirs import LogDirSizes
+    from tieringd.model.disk_state import QuotaEntity
+    from tieringd.model.local_log import LocalLog, LocalPartition, LogDirSizes
     from tieringd.model.partition import ClusterView, Leadership, LogBounds, TopicPartition
 
 EFFECT_WITHIN_SECONDS: Final = 2.0

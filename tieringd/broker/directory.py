@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Final
 
 from tieringd.broker.log_dir import (
     EPOCH_CHECKPOINT,
+    SmallFiles,
+    is_settled,
     read_leader_epochs,
     read_local_log,
     read_topic_id,
     scan_log_dirs,
 )
 from tieringd.broker.segment_file import scan_transactions
-from tieringd.broker.small_files import SmallFiles, is_settled
 from tieringd.errors import (
     BrokerDenied,
     BrokerUnavailable,
@@ -37,14 +38,14 @@ from tieringd.errors import (
 )
 from tieringd.formats.log_names import DirectoryKind, parse_directory_name
 from tieringd.formats.transactions import TransactionTracker
-from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
+from tieringd.model.local_log import NO_BROKER, LogDirSizes, ReplicaSize
 from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from tieringd.errors import TieringError
-    from tieringd.model.client_quota import QuotaEntity
+    from tieringd.model.disk_state import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.partition import Leadership, TopicPartition
     from tieringd.model.segment import EpochStart, LocalSegment

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tieringd.policies.upload_contention import CPU, IO, MEMORY, HostLoad
+from tieringd.policies.upload_control import CPU, IO, MEMORY, HostLoad
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

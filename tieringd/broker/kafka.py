@@ -6,13 +6,21 @@ and DescribeClientQuotas what is set; DeleteRecords trims. Records are never fet
 directory has them.
 
 Everything but Metadata goes to the broker beside us, for the partitions that it leads. Only the log
-directories (`broker.kafka_log_dirs`) and the ids of topics (`broker.kafka_topic_ids`) are asked of
-every broker.
+directories and the ids of topics are asked of every broker.
+
+`log_dir_sizes` asks every broker of a cluster for its log directories (Kafka's DescribeLogDirs). It
+concerns the other brokers too. A broker that does not answer, or refuses, is an error in the answer: an
+operator who looks at disks must see the others.
+
+The ids of topics are asked of every live broker. A broker answers from what it knows, and a broker that is
+cut off from the controller knows of no new topic. So `topic_ids` tells what all of them agree on, and
+nothing else: a topic that one broker has is not gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import math
 from collections import defaultdict
 from datetime import timedelta
@@ -23,41 +31,146 @@ from kio.schema.errors import ErrorCode
 
 from tieringd.broker import kafka_quotas, kafka_topic_configs
 from tieringd.broker.kafka_errors import DENIED_HINTS, refusal
-from tieringd.broker.kafka_log_dirs import log_dir_sizes
 from tieringd.broker.kafka_protocol import (
     DELETE_RECORDS,
     LIST_OFFSETS,
     METADATA,
+    Api,
     KafkaConnections,
     KafkaRequest,
     KafkaSettings,
 )
-from tieringd.broker.kafka_topic_ids import metadata_request, text_of, topic_ids
 from tieringd.errors import BrokerDenied, BrokerUnavailable, LeadershipChanged, TieringError
+from tieringd.model.local_log import LogDirSizes, ReplicaSize
 from tieringd.model.partition import NO_TOPIC_ID, ClusterView, LogBounds, Replica, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from types import ModuleType
+    from uuid import UUID
 
     from kio.schema.delete_records.v2 import DeleteRecordsResponse
     from kio.schema.list_offsets.v9 import ListOffsetsResponse
     from kio.schema.metadata.v13 import MetadataResponse
 
-    from tieringd.model.client_quota import QuotaEntity
+    from tieringd.model.disk_state import QuotaEntity
     from tieringd.model.local_log import LocalLog, LocalPartition
-    from tieringd.model.log_dirs import LogDirSizes
     from tieringd.model.partition import Leadership
+
 
 __all__ = ["KafkaBroker", "KafkaSettings"]
 
 log = structlog.get_logger()
+
+DESCRIBE_LOG_DIRS: Final = Api("DescribeLogDirs", 35, min_version=1, max_version=4)
 
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 _READ_UNCOMMITTED: Final = 0
 _READ_COMMITTED: Final = 1
 _CONSUMER: Final = -1
+
+
+async def log_dir_sizes(
+    connections: KafkaConnections, brokers: Mapping[int, tuple[str, int]]
+) -> tuple[LogDirSizes, ...]:
+    """Ask each of *brokers*, whose addresses are given by id; return the answers by id and path."""
+    found = await asyncio.gather(*(_of_broker(connections, *broker) for broker in sorted(brokers.items())))
+    return tuple(directory for directories in found for directory in directories)
+
+
+async def _of_broker(
+    connections: KafkaConnections, broker: int, address: tuple[str, int]
+) -> list[LogDirSizes]:
+    try:
+        response = await connections.send(address, KafkaRequest(DESCRIBE_LOG_DIRS, _all_topics))
+    except (BrokerUnavailable, BrokerDenied) as error:
+        return [LogDirSizes(broker, "", error=str(error))]
+    # Older versions answer a caller without rights as if there were nothing.
+    refusal = getattr(response, "error_code", ErrorCode.none)
+    if refusal is not ErrorCode.none:
+        return [LogDirSizes(broker, "", error=refusal.name.upper())]
+    return sorted((_directory(broker, result) for result in response.results), key=lambda one: one.path)
+
+
+def _all_topics(module: ModuleType) -> Any:
+    return module.DescribeLogDirsRequest(topics=None)
+
+
+def _directory(broker: int, result: Any) -> LogDirSizes:
+    error = "" if result.error_code is ErrorCode.none else result.error_code.name.upper()
+    replicas = tuple(
+        ReplicaSize(TopicPartition(topic.name, each.partition_index), each.partition_size)
+        for topic in result.topics
+        for each in topic.partitions
+    )
+    return LogDirSizes(broker, result.log_dir, replicas, error)
+
+
+async def topic_ids(
+    connections: KafkaConnections, brokers: Iterable[tuple[str, int]], names: Collection[str]
+) -> dict[str, frozenset[str]]:
+    """
+    Ask each of *brokers* for *names*; return by name all ids that were given, none where there is no topic.
+
+    A name of which one broker does not tell is left out.
+
+    Raises:
+        BrokerUnavailable: One does not answer.
+    """
+    request = metadata_request(names)
+    answers = await asyncio.gather(*(_told(connections, address, request) for address in brokers))
+    told = set(names).intersection(*answers) if answers else set()
+    return {name: frozenset[str]().union(*(answer[name] for answer in answers)) for name in told}
+
+
+def metadata_request(topics: Iterable[str]) -> Any:
+    """Return how to build a request for the metadata of *topics*, which creates none of them."""
+    names = sorted(topics)
+
+    def build(module: ModuleType) -> Any:
+        # Topic ids came with version 10; Redpanda speaks older ones as well.
+        ids = {"topic_id": None} if has_field(module.MetadataRequestTopic, "topic_id") else {}
+        flags = {
+            flag: False
+            for flag in (
+                "allow_auto_topic_creation",
+                "include_cluster_authorized_operations",
+                "include_topic_authorized_operations",
+            )
+            if has_field(module.MetadataRequest, flag)
+        }
+        topics = tuple(module.MetadataRequestTopic(name=name, **ids) for name in names)
+        return module.MetadataRequest(topics=topics, **flags)
+
+    return build
+
+
+def has_field(message: type[Any], name: str) -> bool:
+    """Say whether a message has a field in the version that was chosen."""
+    return name in message.__dataclass_fields__
+
+
+def text_of(topic_id: UUID | None) -> str:
+    """Return a topic id as it is written everywhere else."""
+    if topic_id is None:
+        return NO_TOPIC_ID
+    return base64.urlsafe_b64encode(topic_id.bytes).decode().rstrip("=")
+
+
+async def _told(
+    connections: KafkaConnections, address: tuple[str, int], build: Any
+) -> dict[str, frozenset[str]]:
+    response: MetadataResponse = await connections.send(address, KafkaRequest(METADATA, build))
+    told: dict[str, frozenset[str]] = {}
+    for topic in response.topics:
+        if topic.name is None:
+            continue
+        if topic.error_code is ErrorCode.none:
+            told[topic.name] = frozenset({text_of(getattr(topic, "topic_id", None))})
+        elif topic.error_code is ErrorCode.unknown_topic_or_partition:
+            told[topic.name] = frozenset()
+    return told
 
 
 class KafkaBroker:

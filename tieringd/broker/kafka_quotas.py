@@ -13,7 +13,7 @@ from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_protocol import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS, KafkaRequest
 from tieringd.errors import BrokerDenied, BrokerUnavailable
-from tieringd.model.client_quota import QuotaEntity
+from tieringd.model.disk_state import QuotaEntity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -4,6 +4,9 @@ The layout seam: how one kind of broker lays its logs out on disk.
 Everything above works on Kafka's offsets and Kafka's batches. Kafka's own files are that
 already; Redpanda's are re-framed into a spool file first. Calls block; services make them in a
 thread.
+
+`open_transactions_at` finds which transactions are open at an offset of a log, and where each began: what a
+replay from there would undo.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
+from tieringd.broker.log_dir import LogDirRescan
 from tieringd.broker.redpanda_log_dir import (
     RedpandaLogs,
     UnknownTranslationError,
@@ -27,17 +31,23 @@ from tieringd.broker.redpanda_segment_file import (
     scan_redpanda_transactions,
     translation_of,
 )
-from tieringd.broker.rescan import LogDirRescan
-from tieringd.broker.segment_file import OpenSegment, open_segment, read_broker_indexes, scan_transactions
+from tieringd.broker.segment_file import (
+    OpenSegment,
+    open_segment,
+    position_of,
+    read_broker_indexes,
+    scan_transactions,
+)
 from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.formats.segment_scan import HeaderWalk
+from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.segment import BrokerIndexes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from tieringd.broker.log_dir import LogDirScan
     from tieringd.broker.segment_file import LogWalk
-    from tieringd.formats.transactions import TransactionTracker
     from tieringd.model.local_log import LocalLog, LocalPartition
     from tieringd.model.offset_translation import OffsetTranslation
     from tieringd.model.segment import LocalSegment
@@ -249,3 +259,32 @@ class RedpandaLayout:
                 path=self._spool_directory,
             ) from error
         return fd
+
+
+def open_transactions_at(layout: Layout, log: LocalLog, offset: int) -> Mapping[int, int]:
+    """
+    Return the first local offset of each producer's transaction that has no marker before *offset*.
+
+    One without any record in what is left of the log is not known. Reads every header below
+    *offset*. Blocks.
+
+    Raises:
+        LocalFileError: A file cannot be read, or is gone.
+        CorruptDataError: A header is impossible, or *offset* is inside a batch.
+    """
+    tracker = TransactionTracker(log.first_offset or 0)
+    for segment in log.segments:
+        if segment.base_offset >= offset:
+            break
+        file = layout.open(segment)
+        try:
+            size_bytes = file.segment.size_bytes
+            if segment.next_offset is None or segment.next_offset > offset:
+                size_bytes = position_of(file.fd, file.segment, offset)
+            walk = HeaderWalk(
+                file.read_at, size_bytes=size_bytes, base_offset=segment.base_offset, source=segment.path
+            )
+            walk.follow_transactions(tracker)
+        finally:
+            file.close()
+    return dict(tracker.open_transactions)

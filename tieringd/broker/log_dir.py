@@ -4,17 +4,32 @@ What lies in the log directories: partitions first, then the segments of one.
 Read only, and never more than names, sizes and two small files per partition. A broker works in
 these directories meanwhile: whatever vanishes or changes during a look is reported or looked at
 again, never taken for a fact. Functions here block; services call them in a thread.
+
+`LogDirRescan` looks at log directories again and again, at the price of what has changed since. A broker
+has ten thousand directories, and in any one round nearly all are unchanged. A name in a directory cannot
+come or go without the directory's modification time moving. While that stands still, the names of the last
+listing are asked for their sizes, and nothing is listed or opened. Every segment is asked each time: a log
+is appended to and truncated in place. The leader epochs are not asked for by themselves: a broker never
+writes to its `leader-epoch-checkpoint`, but puts a new file in its place, and that moves the directory's
+time. An edit of the checkpoint in place, with no broker running, is seen when the directory changes next or
+tieringd starts anew. A rescan gives the same answers as a scan, and uncertain directories are scanned anew.
+
+`SmallFiles` reads small files that hardly ever change. A file is read again when its identity (inode, size,
+modification time) is another one. That is as good as reading it, with one exception: a file that was
+changed just before it was read may change again without a later time, so it is not remembered until it is
+older.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeAlias, TypeVar
 
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.checkpoints import (
@@ -28,12 +43,16 @@ from tieringd.model.partition import NO_TOPIC_ID
 from tieringd.model.segment import LocalSegment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from tieringd.model.partition import TopicPartition
     from tieringd.model.segment import EpochStart
 
+
 _T = TypeVar("_T")
+
+SETTLED_NS: Final = 2_000_000_000
+"""What was modified this long ago shows any later change by another time, on every filesystem in use."""
 
 _MAX_SMALL_FILE_BYTES: Final = 1 << 20
 _LISTING_ATTEMPTS: Final = 3
@@ -43,6 +62,66 @@ PARTITION_METADATA: Final = "partition.metadata"
 Identity: TypeAlias = tuple[str | None, int | None]
 """The cluster id and node id of a log directory's owner."""
 _NOBODY: Final[Identity] = (None, None)
+
+
+def is_settled(modified_ns: int, *, now_ns: int) -> bool:
+    """Say whether a change from *now_ns* on would show in the modification time."""
+    return now_ns - modified_ns >= SETTLED_NS
+
+
+class SmallFiles(Generic[_T]):
+    """
+    The file called *name* in many directories, parsed.
+
+    Used by one thread at a time. It holds a value for each directory until `keep_only`.
+    """
+
+    def __init__(self, name: str, read: Callable[[str], _T]) -> None:
+        """Take the file's name, and how to read it given its directory."""
+        self._name = name
+        self._read = read
+        self._known: dict[str, tuple[str, int, int, int, _T]] = {}
+        """For each directory the file's path, inode, size and modification time, and its value."""
+
+    def read(self, directory: str) -> _T:
+        """Return what the file in *directory* holds now. Raises what reading it raises."""
+        known = self._known.get(directory)
+        if known is not None:
+            path, inode, size_bytes, modified_ns, value = known
+            # Ten thousand times in a round: this says the same as `_identity`, in less time.
+            try:
+                status = os.stat(path)  # noqa: PTH116 - paths are text throughout this layer
+            except OSError:
+                status = None
+            if (
+                status is not None
+                and status.st_mtime_ns == modified_ns
+                and status.st_ino == inode
+                and status.st_size == size_bytes
+            ):
+                return value
+            del self._known[directory]
+        # Looked at before it is read: were it replaced in between, the next look would see that.
+        identity = self._identity(directory)
+        now_ns = time.time_ns()
+        value = self._read(directory)
+        if identity is not None and is_settled(identity[2], now_ns=now_ns):
+            self._known[directory] = (f"{directory}/{self._name}", *identity, value)
+        return value
+
+    def keep_only(self, directories: Collection[str]) -> None:
+        """Forget the files of all other directories."""
+        if len(self._known) > len(directories):
+            kept = set(directories)
+            self._known = {path: known for path, known in self._known.items() if path in kept}
+
+    def _identity(self, directory: str) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(f"{directory}/{self._name}")  # noqa: PTH116 - paths are text throughout this layer
+        except OSError:
+            # Reading it says what is wrong, if anything is.
+            return None
+        return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,3 +383,92 @@ def _naming(path: str) -> Iterator[None]:
 
 def _unreadable(path: str, error: OSError) -> LocalFileError:
     return LocalFileError(f"{path} cannot be read: {error.strerror or error}", path=path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A partition's directory as it was listed."""
+
+    log: LocalLog
+    directory: tuple[int, int]
+    """The directory's inode and modification time before it was listed."""
+
+
+class LogDirRescan:
+    """
+    The log directories of one daemon. `scan` and then `read` of what it found, in any one thread.
+
+    A log that is as it was at the last look is the same object, so that a caller may tell by that.
+    """
+
+    def __init__(self) -> None:
+        self._topic_ids = SmallFiles(PARTITION_METADATA, read_topic_id)
+        self._partitions: dict[str, LocalPartition] = {}
+        self._listed: dict[str, _Listed] = {}
+
+    def scan(self, paths: Sequence[str]) -> LogDirScan:
+        """See `log_dir.scan_log_dirs`."""
+        scan = scan_log_dirs(paths, topic_id_of=self._topic_ids.read, known=self._partitions)
+        found = self._partitions = {partition.path: partition for partition in scan.partitions}
+        self._topic_ids.keep_only(found)
+        for path in self._listed.keys() - found:
+            del self._listed[path]
+        return scan
+
+    def read(self, partition: LocalPartition) -> LocalLog:
+        """See `log_dir.read_local_log`."""
+        path = partition.path
+        listed = self._listed.get(path)
+        if listed is not None:
+            log = self._again(listed, partition)
+            if log is not None:
+                if log is not listed.log:
+                    self._listed[path] = replace(listed, log=log)
+                return log
+            del self._listed[path]
+        # Before the listing: what changes between the two makes the next look list again.
+        now_ns, directory = time.time_ns(), _directory(path)
+        log = read_local_log(partition)
+        if directory is not None and is_settled(directory[1], now_ns=now_ns):
+            self._listed[path] = _Listed(log, directory)
+        return log
+
+    def _again(self, listed: _Listed, partition: LocalPartition) -> LocalLog | None:
+        """Return the log as it is now, given the names it had; None when it has to be listed."""
+        log = listed.log
+        segments: list[LocalSegment] = []
+        is_same = log.partition == partition
+        for segment in log.segments:
+            current = _current(segment)
+            if current is None:
+                return None
+            is_same = is_same and current is segment
+            segments.append(current)
+        # Last of all: had a name come, gone or moved while the others were asked, it would show here.
+        if _directory(partition.path) != listed.directory:
+            return None
+        return log if is_same else LocalLog(partition, tuple(segments), log.epochs)
+
+
+def _current(segment: LocalSegment) -> LocalSegment | None:
+    """Return a listed segment with its present size; None when its file is not what was listed."""
+    try:
+        status = os.stat(segment.path)  # noqa: PTH116 - paths are text throughout this layer
+    except OSError:
+        return None
+    identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+    if identity == segment.identity:
+        return segment
+    if not stat.S_ISREG(status.st_mode):
+        return None
+    inode, size_bytes, modified_ns = identity
+    return replace(segment, inode=inode, size_bytes=size_bytes, modified_ns=modified_ns)
+
+
+def _directory(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - likewise
+    except OSError:
+        # Listing it says what is wrong.
+        return None
+    return (status.st_ino, status.st_mtime_ns)

@@ -23,8 +23,7 @@ from tieringd.broker.segment_file import READ_BUFFER_BYTES, LogWalk
 from tieringd.errors import CorruptDataError, LocalFileError
 from tieringd.formats.redpanda_index import parse_base_index
 from tieringd.formats.redpanda_names import RawFileKind, RawFileName, parse_raw_file_name
-from tieringd.formats.redpanda_reframe import SegmentReframer
-from tieringd.formats.redpanda_walk import RedpandaWalk
+from tieringd.formats.redpanda_reframe import RedpandaWalk, SegmentReframer
 from tieringd.formats.segment_scan import EndedBy
 from tieringd.model.offset_translation import OffsetTranslation
 

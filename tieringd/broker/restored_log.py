@@ -37,12 +37,10 @@ from tieringd.formats.checkpoints import (
     encode_partition_metadata,
     parse_offset_checkpoint,
 )
-from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH
+from tieringd.formats.index_files import EMPTY_PRODUCER_SNAPSHOT, aborted_index, whole_indexes
 from tieringd.formats.log_names import FileKind, encode_file_name, parse_file_name
-from tieringd.formats.missing_indexes import aborted_index, whole_indexes
-from tieringd.formats.producer_snapshot import EMPTY_PRODUCER_SNAPSHOT
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header
-from tieringd.formats.restored_batches import restored_batch, turn_back
+from tieringd.formats.restored_batches import FIRST_LEADER_EPOCH, restored_batch, turn_back
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.segment import LocalSegment
 from tieringd.policies.epoch_history import epoch_at

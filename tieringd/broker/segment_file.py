@@ -21,14 +21,13 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError, LocalFileError
-from tieringd.formats.header_walk import HeaderWalk
 from tieringd.formats.index_files import (
     offset_index_columns,
     parse_transaction_index,
     time_index_columns,
 )
 from tieringd.formats.log_names import FileKind, encode_file_name
-from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES, EndedBy, SegmentScanner
+from tieringd.formats.segment_scan import DEFAULT_INDEX_INTERVAL_BYTES, EndedBy, HeaderWalk, SegmentScanner
 from tieringd.model.segment import BrokerIndexes
 
 if TYPE_CHECKING:

@@ -1,14 +1,18 @@
-"""`tieringd archive`: what the bucket holds, looked up in the bucket alone."""
+"""
+`tieringd archive`: what the bucket holds, looked up in the bucket alone.
+
+`init` makes a directory the archive of a file store. `delete` and `undelete` are an operator's word on the
+archive of a topic that is gone.
+"""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tieringd.cli.archive_init import init
-from tieringd.cli.archive_lifecycle import delete, lifecycle_remark, undelete
 from tieringd.cli.archive_move import copy, move
 from tieringd.cli.archive_scrub import quarantine_app, scrub
 from tieringd.cli.daemon_status import waiting
@@ -24,25 +28,94 @@ from tieringd.cli.options import (
     run_async,
 )
 from tieringd.daemon.archive import opened_archive
+from tieringd.daemon.file_archive import init_file_root
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics
+from tieringd.policies.topic_lifecycle import ordered_to_go, taken_back
 
 if TYPE_CHECKING:
-    from tieringd.archive.scrub.verifier import PartitionReport
+    from collections.abc import Callable
+
+    from tieringd.archive.scrub.segment_look import PartitionReport
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
+    from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.manifest import PartitionManifest
+
+
+Topic = Annotated[str, typer.Argument(help="The topic's name.")]
+TopicId = Annotated[
+    str, typer.Option("--id", help="The topic's id, as `archive topics` shows it: a name can have several.")
+]
 
 archive_app = typer.Typer(
     help="Look at what the bucket holds, delete and move it. Needs only the bucket.", no_args_is_help=True
 )
+
+
+def init(config: ConfigFile) -> None:
+    """
+    Begin an archive in the file store's directory, or accept the one that is there.
+
+    See first that the right disk is mounted. A daemon begins its archive itself, at its first start; this is
+    for every other new directory: another disk, the target of a copy, or jobs without a daemon. A daemon that
+    runs on this directory is to be restarted afterwards.
+    """
+    settings = loaded(config, needs_broker=False)
+    root_id, before = init_file_root(settings)
+    typer.echo(f"{settings.cloud_storage_file_root} is the archive {root_id}")
+    if before not in {None, root_id}:
+        typer.echo(f"It takes the place of {before}, which {settings.state_directory} has named so far.")
+
+
+def delete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
+    """
+    Delete the archive of a topic that is gone, after the grace.
+
+    A daemon of the topic's cluster does it. It finds out first whether the cluster has the topic: then
+    nothing is deleted.
+    """
+    settings = loaded(config)
+    run_async(_change(settings, topic, topic_id, ordered_to_go))
+    grace = settings.cloud_storage_topic_purge_grace_period_ms / 1000
+    typer.echo(
+        f"the archive of {topic} ({topic_id}) is deleted in {grace:g} s or later, by the next daemon that "
+        "does housekeeping; until then `tieringd archive undelete` takes it back"
+    )
+
+
+def undelete(topic: Topic, topic_id: TopicId, config: ConfigFile) -> None:
+    """Keep the archive of a deleted topic after all, while its grace runs."""
+    run_async(_change(loaded(config), topic, topic_id, taken_back))
+    typer.echo(f"the archive of {topic} ({topic_id}) is kept until `tieringd archive delete`")
+
+
+def lifecycle_remark(topic: TopicManifest) -> str | None:
+    """Return what there is to say of a topic's state; None for one that is simply live."""
+    remarks = [f"moved to {topic.moved_to}"] if topic.moved_to else []
+    if topic.deletion is not None:
+        ended_ms = topic.deletion.purged_at_ms
+        remarks.append(f"since {time_text(topic.deletion.noted_at_ms)}: {topic.deletion.reason}")
+        if ended_ms is not None:
+            remarks.append(
+                f"purged {time_text(ended_ms)}: {topic.deletion.segments} segments, "
+                f"{topic.deletion.size_bytes} bytes"
+            )
+    return "; ".join(remarks) or None
+
+
+async def _change(config: Config, topic: str, topic_id: str, change: Callable[..., TopicManifest]) -> None:
+    """Change a topic's manifest; *change* gets *now_ms*, by the store's clock where this host's is wrong."""
+    async with opened_archive(config, Metrics()) as archive:
+        found = await archive.catalog.incarnation(topic, topic_id)
+        await archive.manifests.change_topic(found.key, partial(change, now_ms=archive.clock()))
+
+
 for _command in (init, delete, undelete, copy, move):
     archive_app.command()(_command)
 archive_app.command()(scrub)
 archive_app.add_typer(quarantine_app, name="quarantine")
-
-Topic = Annotated[str, typer.Argument(help="The topic's name.")]
 Partition = Annotated[int, typer.Argument(help="The partition's number.", min=0)]
 
 

@@ -22,12 +22,11 @@ from tieringd.cli.options import (
 )
 from tieringd.daemon.archive import opened_archive
 from tieringd.errors import ConfigError
-from tieringd.housekeeping.topic_purger import TopicPurger
+from tieringd.housekeeping.topic_purge import TopicPurger
 from tieringd.metrics import Metrics
 from tieringd.policies import topic_lifecycle
 from tieringd.recovery.archive_mover import ArchiveMover, Site
-from tieringd.recovery.object_copier import ObjectCopier
-from tieringd.recovery.partition_mover import COPY_WRITER, PartitionMover
+from tieringd.recovery.partition_mover import COPY_WRITER, ObjectCopier, PartitionMover
 from tieringd.storage.opening import place_of
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.scrubbing import LocalLogs, scrub_parts
 from tieringd.errors import ConfigError, ObjectNotFound
 from tieringd.formats.object_keys import owner_of
-from tieringd.housekeeping.quarantine_expiry import Expired
-from tieringd.housekeeping.scrub_parts import WholeScrub
+from tieringd.housekeeping.bucket_quarantine import Expired
+from tieringd.housekeeping.scrub import WholeScrub
 from tieringd.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -33,10 +33,9 @@ if TYPE_CHECKING:
     from tieringd.archive.scrub.partition_scrub import ScrubStretch
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
-    from tieringd.housekeeping.object_quarantine import QuarantinedObject
-    from tieringd.housekeeping.scrub_parts import ScrubParts, ScrubReport
-    from tieringd.policies.scrub import Finding
-    from tieringd.policies.scrub_orphans import Orphan
+    from tieringd.housekeeping.bucket_quarantine import QuarantinedObject
+    from tieringd.housekeeping.scrub import ScrubParts, ScrubReport
+    from tieringd.policies.scrub import Finding, Orphan
 
 quarantine_app = typer.Typer(
     help="Look at the objects that a scrub took out of the way, and put them back.", no_args_is_help=True

@@ -11,8 +11,7 @@ import typer
 from tieringd.cli.options import Format, OutputFormat, loaded, print_json
 from tieringd.config.effective import effective_settings
 from tieringd.config.load import load_with_origins
-from tieringd.config.reference import render
-from tieringd.config.schema import json_schema
+from tieringd.config.reference import json_schema, render
 from tieringd.config.yaml_source import dotted
 
 if TYPE_CHECKING:

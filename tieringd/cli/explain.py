@@ -23,9 +23,8 @@ from tieringd.clock import wall_clock_ms
 from tieringd.daemon.assembly import upload_limits
 from tieringd.model.local_log import LocalLog, LocalPartition
 from tieringd.model.manifest import PartitionManifest
-from tieringd.policies.explanation import explain, why_idle
-from tieringd.policies.explanation_terms import Explanation, TopicFacts
-from tieringd.policies.merge_explanation import MergingTerms, explain_merging
+from tieringd.policies.explanation import Explanation, TopicFacts, explain, why_idle
+from tieringd.policies.segment_merge import MergingTerms, explain_merging
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,7 +27,7 @@ from tieringd.cli.options import (
 from tieringd.daemon.archive import opened_archive
 from tieringd.daemon.beside import opened_broker
 from tieringd.metrics import Metrics
-from tieringd.model.log_dirs import NO_BROKER
+from tieringd.model.local_log import NO_BROKER
 from tieringd.storage.opening import bucket_name
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from tieringd.config import Config
     from tieringd.formats.topic_manifest import TopicManifest
-    from tieringd.model.log_dirs import LogDirSizes
+    from tieringd.model.local_log import LogDirSizes
     from tieringd.model.partition import TopicPartition
 
 logdirs_app = typer.Typer(

@@ -18,7 +18,7 @@ from tieringd.broker.kafka_tail import KafkaTail
 from tieringd.daemon.beside import kafka_settings
 from tieringd.errors import BrokerDenied, BrokerUnavailable
 from tieringd.model.manifest_parts import Gap
-from tieringd.reading.log_reader import LogReader
+from tieringd.reading.history import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence

@@ -22,7 +22,7 @@ from tieringd.config.fields import (
     Text,
     size,
 )
-from tieringd.config.topic_properties import STRICT
+from tieringd.config.properties import STRICT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -3,6 +3,9 @@ The rules between properties: what is missing, what contradicts, and what is har
 
 Each rule sees a configuration whose single values are all valid and names the places it looked
 at. `config.load` drops a finding that rests on a place with a fault of its own.
+
+The rules are grouped by subject: cache, disk space, retention, gateway. Those of the object store are in
+`config.store_checks`.
 """
 
 from __future__ import annotations
@@ -10,20 +13,271 @@ from __future__ import annotations
 from os.path import realpath
 from typing import TYPE_CHECKING
 
-from tieringd.config.cache_checks import find_cache_contradictions, find_cache_doubts
+from tieringd.config.fields import UNLIMITED
 from tieringd.config.finding import Finding
-from tieringd.config.gateway_checks import find_gateway_contradictions, find_gateway_doubts
-from tieringd.config.retention_checks import find_retention_doubts
-from tieringd.config.space_checks import find_space_contradictions, find_space_doubts
+from tieringd.config.properties import Cache, GatewayConfig, Space
 from tieringd.config.store_checks import find_store_contradictions, find_store_doubts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from tieringd.config.model import Config
-    from tieringd.config.topic_properties import TopicProperties
+    from tieringd.config.properties import TopicProperties
     from tieringd.config.yaml_source import Place
+
+
+_WHOLE_PERCENT = 100
+_SIZE: Place = ("cloud_storage_cache_size",)
+_PERCENT: Place = ("cloud_storage_cache_size_percent",)
+_CHUNK: Place = ("cloud_storage_cache_chunk_size",)
+
+_LAST_PORT = 65_535
+_ENABLED: Place = ("gateway", "enabled")
+
+
+def find_cache_contradictions(config: Config) -> Iterator[Finding]:
+    """Yield what keeps the cache from holding anything."""
+    directory = config.cloud_storage_cache_directory
+    if directory is not None:
+        for place, other in (
+            (("state_directory",), config.state_directory),
+            (("broker", "pin_directory"), config.broker.pin_directory),
+            (("ballast_file_path",), config.ballast_file_path),
+        ):
+            if other is not None and realpath(directory) == realpath(other):
+                yield Finding(
+                    (("cloud_storage_cache_directory",), place),
+                    f"{directory} is {'.'.join(place)} as well; give the cache a directory of its own",
+                )
+    limit, chunk = config.cloud_storage_cache_size, config.cloud_storage_cache_chunk_size
+    if limit and chunk > limit and not config.cloud_storage_disable_chunk_reads:
+        yield Finding(
+            (_SIZE, _CHUNK),
+            f"is {limit} bytes: no room for one chunk of cloud_storage_cache_chunk_size, {chunk}",
+        )
+
+
+def find_cache_doubts(config: Config) -> Iterator[Finding]:
+    """Yield what has no effect as things are, and what leaves less than it says."""
+    if not config.cloud_storage_enabled:
+        for name in Cache.model_fields:
+            if _is_cache_changed(config, name):
+                yield Finding(
+                    ((name,), ("cloud_storage_enabled",)),
+                    "has no effect while cloud_storage_enabled is false",
+                )
+        return
+    if not (config.cloud_storage_cache_size or config.cloud_storage_cache_size_percent):
+        yield Finding(
+            (_PERCENT, _SIZE),
+            "is 0 as cloud_storage_cache_size is: nothing is cached, every read is a download",
+        )
+    strategy: Place = ("cloud_storage_chunk_eviction_strategy",)
+    if config.cloud_storage_chunk_eviction_strategy == "eager":
+        for name in (
+            "cloud_storage_hydrated_chunks_per_segment_ratio",
+            "cloud_storage_min_chunks_per_segment_threshold",
+        ):
+            if _is_cache_changed(config, name):
+                yield Finding(((name,), strategy), f"has no effect while {strategy[0]} is eager")
+    yield from _areas(config)
+
+
+def _areas(config: Config) -> Iterator[Finding]:
+    """Yield where the cache's percentage cannot be had, because the log's area comes first."""
+    log_place: Place = ("retention_local_target_capacity_percent",)
+    reserved, log = config.disk_reservation_percent, config.retention_local_target_capacity_percent or 0
+    left, wanted = max(0.0, _WHOLE_PERCENT - reserved - log), config.cloud_storage_cache_size_percent
+    if log and left < wanted and config.cloud_storage_cache_directory is None:
+        yield Finding(
+            (_PERCENT, log_place, ("disk_reservation_percent",)),
+            f"is {wanted:g}, and on a disk with logs {log_place[0]} {log:g} and disk_reservation_percent "
+            f"{reserved:g} leave {left:g}",
+        )
+
+
+def _is_cache_changed(config: Config, name: str) -> bool:
+    """Say whether the file sets something else than the default."""
+    return bool(getattr(config, name) != Cache.model_fields[name].default)
+
+
+def find_gateway_contradictions(config: Config) -> Iterator[Finding]:
+    """Yield what keeps the gateway from being started."""
+    gateway = config.gateway
+    yield from _certificate(gateway)
+    if gateway.advertised is not None and not 0 < int(gateway.advertised.rpartition(":")[2]) <= _LAST_PORT:
+        yield Finding((("gateway", "advertised"),), "must have a port from 1 to 65535")
+    # Without a broker section the bucket is served alone, whatever the file says of a broker's gateway.
+    if not gateway.enabled or not config.has_broker_section:
+        return
+    if config.broker.kind == "none":
+        yield Finding(
+            (_ENABLED, ("broker", "kind")),
+            "needs a broker behind it, and broker.kind is none; set false, and serve the bucket alone with "
+            "`tieringd gateway --archive-only`",
+        )
+    if not config.cloud_storage_enabled:
+        yield Finding(
+            (_ENABLED, ("cloud_storage_enabled",)),
+            "has no archive to read while cloud_storage_enabled is false; set that, or false here",
+        )
+    if gateway.broker in config.broker.bootstrap:
+        yield Finding(
+            (("gateway", "broker"), ("broker", "bootstrap")),
+            "is in broker.bootstrap as well: the gateway needs the broker's second listener, which "
+            "advertises the gateway, and the daemon one that does not",
+        )
+
+
+def _certificate(gateway: GatewayConfig) -> Iterator[Finding]:
+    if (gateway.tls_cert_file is None) != (gateway.tls_key_file is None):
+        names = ("tls_cert_file", "tls_key_file")
+        missing, given = names if gateway.tls_cert_file is None else names[::-1]
+        yield Finding(
+            (("gateway", given), ("gateway", missing)), f"needs gateway.{missing} as well: set both or none"
+        )
+
+
+def find_gateway_doubts(config: Config) -> Iterator[Finding]:
+    """Yield what has no effect as things are."""
+    gateway = config.gateway
+    if not config.has_broker_section:
+        return
+    if not gateway.enabled:
+        for name in sorted(gateway.model_fields_set - {"enabled", "advertised"}):
+            if getattr(gateway, name) != GatewayConfig.model_fields[name].default:
+                yield Finding((("gateway", name), _ENABLED), "has no effect while gateway.enabled is false")
+    elif gateway.broker_tls_ca_file is not None and not gateway.broker_tls:
+        yield Finding(
+            (("gateway", "broker_tls_ca_file"), ("gateway", "broker_tls")),
+            "has no effect while gateway.broker_tls is false",
+        )
+    if gateway.enabled and gateway.advertised is not None:
+        yield Finding(
+            (("gateway", "advertised"), _ENABLED),
+            "has no effect beside a broker, whose listener advertises the gateway; it is for "
+            "`tieringd gateway --archive-only`",
+        )
+
+
+def find_retention_doubts(config: Config) -> Iterator[Finding]:
+    """Yield what is allowed and most likely not meant."""
+    yield from _unlimited(config)
+    for names in (_cluster_ms(config), _cluster_bytes(config)):
+        yield from _shadowed((), names)
+        yield from _said_by_the_broker(config, names)
+    for topic, properties in config.topics.items():
+        for names in _topic_names(properties):
+            yield from _shadowed(("topics", topic), names)
+
+
+def _unlimited(config: Config) -> Iterator[Finding]:
+    if config.total_ms == UNLIMITED and not (
+        config.cloud_storage_enabled and config.cloud_storage_enable_remote_write
+    ):
+        name = next(name for name, value in _cluster_ms(config) if value is not None)
+        yield Finding(
+            ((name,), ("cloud_storage_enabled",), ("cloud_storage_enable_remote_write",)),
+            "keeps records without limit, and without remote write that fills the local disks: "
+            "set cloud_storage_enable_remote_write, or a limit in the broker",
+        )
+
+
+def _said_by_the_broker(config: Config, names: Sequence[tuple[str, int | None]]) -> Iterator[Finding]:
+    """Yield limits of the cluster that no topic comes to, as a Kafka broker has its own for every topic."""
+    if config.broker.kind == "none":
+        return
+    for name, value in names:
+        if value not in {None, UNLIMITED}:
+            yield Finding(
+                ((name,), ("broker", "kind")),
+                f"has no effect with broker.kind {config.broker.kind}: the broker has a value for every "
+                "topic; set it there, or under topics",
+            )
+
+
+def _shadowed(section: Place, names: Sequence[tuple[str, int | None]]) -> Iterator[Finding]:
+    """Yield what stands beside another name of the same thing; the first name in *names* holds."""
+    known = [name for name, value in names if value is not None]
+    for name in known[1:]:
+        yield Finding(
+            ((*section, name), (*section, known[0])),
+            f"has no effect beside {known[0]}, which holds; remove one",
+        )
+
+
+def _cluster_ms(config: Config) -> list[tuple[str, int | None]]:
+    return [
+        ("log.retention.ms", config.kafka_log_retention_ms),
+        ("log_retention_ms", config.log_retention_ms),
+        ("delete_retention_ms", config.delete_retention_ms),
+    ]
+
+
+def _cluster_bytes(config: Config) -> list[tuple[str, int | None]]:
+    return [
+        ("log.retention.bytes", config.kafka_log_retention_bytes),
+        ("retention_bytes", config.retention_bytes),
+    ]
+
+
+def _topic_names(properties: TopicProperties) -> list[list[tuple[str, int | None]]]:
+    """Return the families of names that say the same of a topic."""
+    return [
+        [
+            ("local.retention.ms", properties.local_retention_ms),
+            ("retention.local.target.ms", properties.local_target_ms),
+        ],
+        [
+            ("local.retention.bytes", properties.local_retention_bytes),
+            ("retention.local.target.bytes", properties.local_target_bytes),
+        ],
+        [
+            ("retention.ms", properties.retention_ms),
+            ("remote.log.retention.minutes", properties.remote_log_retention_minutes),
+        ],
+        [
+            ("retention.bytes", properties.retention_bytes),
+            ("remote.log.retention.bytes", properties.remote_log_retention_bytes),
+        ],
+    ]
+
+
+def find_space_contradictions(config: Config) -> Iterator[Finding]:
+    """Yield what keeps the areas of a disk from being divided."""
+    reserved, log = config.disk_reservation_percent, config.retention_local_target_capacity_percent or 0
+    if reserved + log > _WHOLE_PERCENT:
+        yield Finding(
+            (("retention_local_target_capacity_percent",), ("disk_reservation_percent",)),
+            f"is {log:g}, and with disk_reservation_percent {reserved:g} that is more than the disk",
+        )
+
+
+def find_space_doubts(config: Config) -> Iterator[Finding]:
+    """Yield what has no effect as things are."""
+    if not config.tune_ballast_file:
+        switch: Place = ("tune_ballast_file",)
+        for name in ("ballast_file_path", "ballast_file_size", "ballast_release_when_degraded"):
+            if _is_space_changed(config, name):
+                yield Finding(((name,), switch), "has no effect while tune_ballast_file is false")
+    kind: Place = ("broker", "kind")
+    rate, action = "storage_degraded_producer_byte_rate", "storage_degraded_action"
+    for name in (action, rate):
+        if config.broker.kind != "kafka" and _is_space_changed(config, name):
+            reason = "there are no producers" if config.broker.kind == "none" else "it refuses writes itself"
+            yield Finding(((name,), kind), f"has no effect with broker.kind {config.broker.kind}: {reason}")
+    if (
+        config.broker.kind == "kafka"
+        and config.storage_degraded_action == "alert"
+        and _is_space_changed(config, rate)
+    ):
+        yield Finding(((rate,), (action,)), "has no effect while storage_degraded_action is alert")
+
+
+def _is_space_changed(config: Config, name: str) -> bool:
+    """Say whether the file sets something else than the default."""
+    return bool(getattr(config, name) != Space.model_fields[name].default)
 
 
 def find_contradictions(config: Config) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from tieringd.config.fields import LIVE, NEVER_CLEARED, Choice, Kind, SecretText
 from tieringd.config.naming import SECTIONS
-from tieringd.config.topic_properties import TopicProperties
+from tieringd.config.properties import TopicProperties
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

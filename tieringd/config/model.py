@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PrivateAttr, SecretStr
 
 from tieringd.config.access import StoreAccess
-from tieringd.config.cache import Cache
 from tieringd.config.fields import (
     LIVE,
     MAX_INT64,
@@ -28,19 +27,23 @@ from tieringd.config.fields import (
     duration,
     size,
 )
-from tieringd.config.gateway import GatewayConfig
-from tieringd.config.housekeeping import HousekeepingTimes
-from tieringd.config.merging import Merging
-from tieringd.config.retention import Retention
-from tieringd.config.reupload import CompactedReuploads
-from tieringd.config.scrubbing import Scrubbing
-from tieringd.config.space import Space
+from tieringd.config.properties import (
+    STRICT,
+    Cache,
+    CompactedReuploads,
+    GatewayConfig,
+    HousekeepingTimes,
+    Merging,
+    Retention,
+    Scrubbing,
+    Space,
+    TopicProperties,
+    Transfers,
+)
 from tieringd.config.topic import ClusterDefaults, TopicConfig, is_pattern, keeps_deleted, resolve_topic
-from tieringd.config.topic_properties import STRICT, TopicProperties
-from tieringd.config.transfers import Transfers
 from tieringd.formats.topic_manifest import TieringDefaults
 from tieringd.policies.housekeeping import HousekeepingLimits
-from tieringd.policies.local_target import ClusterLocalTarget
+from tieringd.policies.local_retention import ClusterLocalTarget
 from tieringd.policies.total_retention import RetentionPace
 
 if TYPE_CHECKING:

@@ -3,27 +3,69 @@ Which names are valid where, and what to say of a name that is not.
 
 A wrong name is one of three things: a property in the wrong section, a typing error near a valid
 name, or nothing we know.
+
+`NOT_APPLICABLE` holds names of tiered storage that only the broker can act on. They are accepted, so that a
+cluster's properties can be kept in one place, and reported with the reason.
 """
 
 from __future__ import annotations
 
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tieringd.config.gateway import GatewayConfig
-from tieringd.config.known import (
-    NOT_APPLICABLE,
-    NOT_APPLICABLE_TO_TOPICS,
-    SECTIONS_OF_OTHERS,
-)
 from tieringd.config.model import AdminConfig, BrokerConfig, Config, LogConfig, Security
-from tieringd.config.topic_properties import TopicProperties
+from tieringd.config.properties import GatewayConfig, TopicProperties
 from tieringd.config.yaml_source import dotted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pydantic import BaseModel
 
     from tieringd.config.yaml_source import Place
+
+
+_ROLLING = "the broker rolls its segments; set it there"
+_COMPACTION = "the broker compacts its logs; set it there"
+_REPLICAS = "the broker decides how much of a partition it copies to a new replica; set it there"
+_RECOVERY = "it acts when a topic is created, and here a command does that: `tieringd recover`"
+_GROUPS = "the broker keeps the offsets of consumer groups, and they are not tiered; set it there"
+
+NOT_APPLICABLE: Mapping[str, str] = MappingProxyType(
+    {
+        "compacted_log_segment_size": _COMPACTION,
+        "group_offset_retention_check_ms": _GROUPS,
+        "group_offset_retention_sec": _GROUPS,
+        "initial_retention_local_target_bytes_default": _REPLICAS,
+        "initial_retention_local_target_ms_default": _REPLICAS,
+        "legacy_group_offset_retention_enabled": _GROUPS,
+        "log.roll.ms": _ROLLING,
+        "log_compaction_interval_ms": _COMPACTION,
+        "log_segment_ms": _ROLLING,
+        "log_segment_ms_max": _ROLLING,
+        "log_segment_ms_min": _ROLLING,
+        "log_segment_size": _ROLLING,
+        "max_compacted_log_segment_size": _COMPACTION,
+    }
+)
+"""Cluster properties that only the broker can act on, and why."""
+
+NOT_APPLICABLE_TO_TOPICS: Mapping[str, str] = MappingProxyType(
+    {"redpanda.remote.recovery": _RECOVERY, "segment.bytes": _ROLLING, "segment.ms": _ROLLING}
+)
+"""The same for topic properties under `topics`."""
+
+SECTIONS_OF_OTHERS: Mapping[str, str] = MappingProxyType(
+    {
+        "redpanda": "redpanda.yaml's section is not read here; write its cluster properties at the top level",
+        "rpk": (
+            "rpk's section is not read here; write tune_ballast_file, ballast_file_path and "
+            "ballast_file_size at the top level"
+        ),
+    }
+)
+"""Sections of redpanda.yaml, and where their properties belong here."""
 
 SECTIONS: dict[Place, type[BaseModel]] = {
     (): Config,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tieringd.config.fields import AS_TOTAL, MAX_INT64, UNLIMITED
 from tieringd.policies.local_hint import HintShape, StorageMode
-from tieringd.policies.local_target import LocalSettings, resolve_local_target
+from tieringd.policies.local_retention import LocalSettings, resolve_local_target
 from tieringd.policies.segment_merge import MergeSettings
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
 from tieringd.policies.trim_target import why_never_trimmed
@@ -24,10 +24,9 @@ from tieringd.policies.trim_target import why_never_trimmed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tieringd.config.topic_properties import TopicProperties
+    from tieringd.config.properties import TopicProperties
     from tieringd.formats.topic_manifest import OriginalRetention
-    from tieringd.policies.local_retention import LocalRetentionTarget
-    from tieringd.policies.local_target import ClusterLocalTarget, LocalTarget
+    from tieringd.policies.local_retention import ClusterLocalTarget, LocalRetentionTarget, LocalTarget
     from tieringd.policies.segment_merge import MergeLimits
 
 _T = TypeVar("_T", bool, int, str)

@@ -1,1 +1,14 @@
-"""The only place that builds and starts things."""
+"""
+The only place that builds and starts things: the daemon, the archive endpoint, and the parts of commands.
+
+In: a configuration. Out: opened parts, given to each other, and closed in the reverse order.
+
+Read in this order:
+
+* `app`: the daemon's life, from its start to its stop; `reload` takes over a changed configuration.
+* `assembly`: a daemon's parts. `beside` opens the broker, `archive` the bucket, `file_archive` a directory
+  in the place of a bucket.
+* `gateway`, `disks`, `housekeeping`, `scrubbing`: one builder for each room.
+* `archive_endpoint`: the endpoint without a broker, built and run.
+* `admin`, `certificates`: what both show to operators. `space_look`: one plan for the disks, for a command.
+"""

@@ -22,18 +22,16 @@ from tieringd.daemon.certificates import certificate_files
 from tieringd.daemon.file_archive import claim_file_root
 from tieringd.daemon.gateway import ReadCache, client_tls
 from tieringd.endpoint.api import Api
-from tieringd.endpoint.cluster import ClusterAnswers
+from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
 from tieringd.endpoint.connection import EndpointConnection
-from tieringd.endpoint.description import DescriptionAnswers
 from tieringd.endpoint.fetch import FetchAnswers
 from tieringd.endpoint.offsets import OffsetAnswers
-from tieringd.endpoint.partitions import ServedPartitions
 from tieringd.endpoint.refusals import Refusals
+from tieringd.endpoint.served import ServedPartitions, ServedTopics
 from tieringd.endpoint.settings import EndpointSettings
-from tieringd.endpoint.topics import ServedTopics
 from tieringd.errors import ConfigError
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
 from tieringd.metrics import Metrics
 from tieringd.reading.partition_reader import PartitionReader
 from tieringd.storage.opening import bucket_name

@@ -19,8 +19,7 @@ from urllib.parse import quote
 import structlog
 
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.bookkeeper import Bookkeeper
-from tieringd.archiving.follower import Follower
+from tieringd.archiving.bookkeeper import Bookkeeper, Follower
 from tieringd.archiving.observer import Observer
 from tieringd.archiving.pinner import Pinner
 from tieringd.archiving.reconciler import Reconciler

@@ -8,11 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tieringd.broker.filesystems import LocalFilesystems
+from tieringd.broker.disk_use import LocalFilesystems
 from tieringd.space.ballast import Ballast, BallastSettings
-from tieringd.space.degraded_mode import DegradedMode, DegradedParts, DegradedSettings
+from tieringd.space.degraded_mode import DegradedMode, DegradedParts, DegradedSettings, DiskStateBoard
 from tieringd.space.disk_monitor import DiskMonitor
-from tieringd.space.disk_state_board import DiskStateBoard
 from tieringd.space.producer_brake import ProducerBrake
 from tieringd.space.space_manager import SpaceManager
 

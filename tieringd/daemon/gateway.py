@@ -1,4 +1,9 @@
-"""The read gateway beside the daemon: its cache, its reader and its listener, built and run together."""
+"""
+The read gateway beside the daemon: its cache, its reader and its listener, built and run together.
+
+`keeper_settings` and `hydration_limits` turn the configuration into the settings of the chunk cache's
+parts.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,18 @@ from typing import TYPE_CHECKING
 
 from tieringd.cache.directory import CacheDirectory
 from tieringd.clock import wall_clock_ms
-from tieringd.daemon.cache_settings import hydration_limits, keeper_settings
 from tieringd.errors import ConfigError
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.readable_partitions import ReadablePartitions
 from tieringd.gateway.remote_answers import RemoteAnswers
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
-from tieringd.reading.cache_keeper import CacheKeeper
-from tieringd.reading.cached_files import CachedFiles
-from tieringd.reading.hydrator import Hydrator
-from tieringd.reading.open_chunks import OpenChunks
+from tieringd.policies.cache_trim import TrimLimits
+from tieringd.policies.disk_areas import divide_disk
+from tieringd.reading.cache_keeper import CacheKeeper, KeeperSettings, OpenChunks
+from tieringd.reading.hydrator import HydrationLimits, Hydrator
+from tieringd.reading.index_cache import CachedFiles
 from tieringd.reading.partition_reader import PartitionReader
+from tieringd.space.space_manager import area_settings
 from tieringd.storage.opening import bucket_name
 
 if TYPE_CHECKING:
@@ -33,7 +39,34 @@ if TYPE_CHECKING:
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.metrics import Metrics
-    from tieringd.reading.cache_keeper import KeeperSettings
+
+
+def keeper_settings(config: Config, *, disk_bytes: int, has_logs: bool) -> KeeperSettings:
+    """
+    Return how large the cache may be on a disk of *disk_bytes*, and how often that is looked at.
+
+    *has_logs* says whether log directories are on the same disk. What they use of the cache's area is
+    told by the space manager, while that is enabled.
+    """
+    areas = divide_disk(disk_bytes, area_settings(config), has_logs=has_logs, has_cache=True)
+    return KeeperSettings(
+        TrimLimits(
+            size_bytes=areas.cache_bytes,
+            objects=config.cloud_storage_cache_max_objects,
+            min_free_bytes=config.storage_min_free_bytes,
+            threshold_percent_size=config.cloud_storage_cache_trim_threshold_percent_size,
+            threshold_percent_objects=config.cloud_storage_cache_trim_threshold_percent_objects,
+            carryover_bytes=config.cloud_storage_cache_trim_carryover_bytes,
+        ),
+        check_interval_seconds=config.cloud_storage_cache_check_interval_ms / 1000,
+    )
+
+
+def hydration_limits(config: Config) -> HydrationLimits:
+    """Return how segments are cut and fetched."""
+    return HydrationLimits(
+        chunk_bytes=config.cloud_storage_cache_chunk_size, is_whole=config.cloud_storage_disable_chunk_reads
+    )
 
 
 class ReadCache:

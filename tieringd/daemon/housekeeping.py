@@ -1,4 +1,8 @@
-"""Work on the archive that waits for an idle object store, and the service that gives it turns."""
+"""
+Work on the archive that waits for an idle object store, and the service that gives it turns.
+
+`topic_purge_job` makes the job that purges the archives of deleted topics from a daemon's parts.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +12,56 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archiving.change_queue import ended
+from tieringd.archiving.claim import ended
 from tieringd.daemon.scrubbing import scrub_job
-from tieringd.daemon.topic_purging import topic_purge_job
-from tieringd.housekeeping.merge_job import MergeJob, MergePartition
-from tieringd.housekeeping.reupload_job import ArchivedPartition, CompactedReuploadJob
-from tieringd.housekeeping.segment_merger import SegmentMerger
-from tieringd.housekeeping.service import Housekeeping
-from tieringd.housekeeping.traffic_watch import TrafficWatch
+from tieringd.housekeeping.merging import MergeJob, MergePartition, SegmentMerger
+from tieringd.housekeeping.reupload import ArchivedPartition, CompactedReuploadJob
+from tieringd.housekeeping.service import Housekeeping, TrafficWatch
+from tieringd.housekeeping.topic_purge import TopicPurge, TopicPurger
 from tieringd.model.partition import Leadership
+from tieringd.topics.topic_registry import TopicRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
     from tieringd.archiving.archiver import Archiver
-    from tieringd.archiving.manifest_change import ManifestChange
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.claim import ManifestChange
+    from tieringd.archiving.observer import Observation
     from tieringd.archiving.reconciler import Reconciler
     from tieringd.archiving.remote_log import RemoteLog
     from tieringd.broker.base import Broker
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.housekeeping.job import HousekeepingJob
-    from tieringd.housekeeping.scrub_job import ScrubJob
-    from tieringd.housekeeping.topic_purge import TopicPurge
+    from tieringd.housekeeping.scrub import ScrubJob
     from tieringd.metrics import Metrics
     from tieringd.model.partition import TopicIdPartition
     from tieringd.storage.resilient import ResilientStore
 
 
 P = TypeVar("P")
+
+
+def topic_purge_job(
+    config: Config,
+    metrics: Metrics,
+    archive: Archive,
+    broker: Broker,
+    *,
+    writer_id: str,
+) -> TopicPurge:
+    """Return the job; it has a topic registry of its own, as one task at a time changes one."""
+    return TopicPurge(
+        broker=broker,
+        registry=TopicRegistry(archive.store, archive.manifests),
+        purger=TopicPurger(archive.store, archive.manifests, metrics=metrics.purge),
+        history=archive.history,
+        owner=writer_id,
+        grace_ms=config.cloud_storage_topic_purge_grace_period_ms,
+        is_to_stay=config.keeps_deleted,
+        clock=archive.clock,
+        metrics=metrics.purge,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,19 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tieringd.archive.scrub.orphan_search import OrphanSearch
-from tieringd.archive.scrub.owners import Owners
+from tieringd.archive.scrub.orphan_search import OrphanSearch, Owners
 from tieringd.archive.scrub.partition_scrub import PartitionScrubber
 from tieringd.errors import CorruptDataError, LocalFileError
+from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
 from tieringd.housekeeping.healer import Healer
-from tieringd.housekeeping.object_quarantine import ObjectQuarantine
-from tieringd.housekeeping.quarantine_expiry import QuarantineExpiry
-from tieringd.housekeeping.scrub_job import ScrubJob
-from tieringd.housekeeping.scrub_parts import ScrubParts
+from tieringd.housekeeping.scrub import ScrubJob, ScrubParts
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tieringd.archive.scrub.partition_scrub import ScrubStretch
-    from tieringd.archiving.manifest_change import ManifestChange
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.claim import ManifestChange
+    from tieringd.archiving.observer import Observation
     from tieringd.archiving.reconciler import Reconciler
     from tieringd.broker.layout import Layout
     from tieringd.config import Config

@@ -5,10 +5,10 @@ In: requests of Kafka clients, manifests and segments of the bucket. Out: answer
 
 Read in this order:
 
-* `connection`, `requests`: one client, one request at a time, on the sockets of the read gateway.
-* `api`, `keys`, `settings`: which requests are answered, and by which part.
-* `topics`, `partitions`: the topic and partition manifests, each read again when it is too old.
-* `cluster`, `description`, `offsets`: metadata, configurations and offsets.
-* `fetch`, `reads`: records, from the cache's files to the socket.
+* `connection`: one client, one request at a time, on the sockets of the read gateway.
+* `api`, `settings`: which requests are answered, in which versions, and by which part.
+* `served`: the topic and partition manifests, each read again when it is too old.
+* `cluster`, `offsets`: metadata, configurations and offsets.
+* `fetch`: records, from the cache's files to the socket.
 * `refusals`: final errors for requests that want to write.
 """

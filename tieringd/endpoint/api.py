@@ -10,16 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from tieringd.endpoint.keys import ADVERTISED, ApiKey
+from tieringd.endpoint.settings import ADVERTISED, ApiKey
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire import api_versions
+from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.messages import decode_request, encode_response
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from tieringd.endpoint.cluster import ClusterAnswers
-    from tieringd.endpoint.description import DescriptionAnswers
+    from tieringd.endpoint.cluster import ClusterAnswers, DescriptionAnswers
     from tieringd.endpoint.fetch import FetchAnswers
     from tieringd.endpoint.offsets import OffsetAnswers
     from tieringd.endpoint.refusals import Refusals
@@ -78,7 +77,7 @@ class Api:
         """
         if head.version not in ADVERTISED.get(head.api_key, ()):
             if head.api_key == ApiKey.API_VERSIONS:
-                return Answer((api_versions.unsupported(head.correlation_id),))
+                return Answer((request_header.unsupported(head.correlation_id),))
             raise ProtocolViolation(
                 f"a client asks version {head.version} of API {head.api_key}, which an archive without a "
                 "broker does not have"

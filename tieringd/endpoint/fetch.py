@@ -4,6 +4,10 @@ Fetch from the archive alone: batches as they were stored, and a wait where the 
 No sessions: every request names its partitions. What one partition's archive cannot say now is an
 error of that partition, on which clients try again. Records lie in the cache's files and are not
 copied; those that the cache did not take count against the budget of all connections.
+
+`PartitionReads` reads several partitions of one Fetch at once, and no partition keeps the others waiting. A
+late read goes on into the cache, for the client's next Fetch. A restored log may go on from older archives
+(`reading.history`): their records are under the first leader epoch, as through a gateway.
 """
 
 from __future__ import annotations
@@ -18,36 +22,152 @@ from uuid import UUID
 import structlog
 from kio.schema.errors import ErrorCode
 
-from tieringd.endpoint.reads import PartitionReads
-from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed
-from tieringd.formats.kafka_wire.fetch_request import asked_of, session_of
+from tieringd.errors import ObjectNotFound, TieringError
+from tieringd.formats.kafka_wire.fetch import Replacement, asked_of, composed, session_of
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.gateway.archive_answers import TRY_AGAIN
+from tieringd.policies.reading import part_holding
+from tieringd.reading.partition_reader import HeldRead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tieringd.endpoint.partitions import ServedPartitions
-    from tieringd.endpoint.reads import PartitionRead
+    from tieringd.endpoint.served import ServedPartitions, ServedTopics
     from tieringd.endpoint.settings import EndpointSettings
-    from tieringd.endpoint.topics import ServedTopics
-    from tieringd.formats.kafka_wire.fetch_answer import RebuiltResponse
-    from tieringd.formats.kafka_wire.fetch_request import AskedFetch, AskedPartition
+    from tieringd.formats.kafka_wire.fetch import AskedFetch, AskedPartition, RebuiltResponse
     from tieringd.formats.kafka_wire.request_header import RequestHead
     from tieringd.gateway.archive_answers import PartitionKey
-    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.wire import ByteBudget
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History
     from tieringd.reading.partition_reader import ArchivedBatches, PartitionReader
 
+
 log = structlog.get_logger(__name__)
+
+_HISTORY_SECONDS: Final = 0.2
+"""How long a read waits to learn where the history before its archive begins."""
 
 _SLOW_SECONDS: Final = 1.0
 """When reading took this long, what there is goes to the client first, and the rest next time."""
 _AT_ONCE: Final = 16
 """So many partitions are read side by side: each may hold a chunk."""
+
+
+@dataclass(eq=False, slots=True)
+class PartitionRead(HeldRead):
+    """How the read of one partition stands."""
+
+    partition: TopicIdPartition
+    offset: int
+    bounds: PartitionManifest | None = None
+    """The manifest; None while it is not known."""
+    start_offset: int = -1
+    """Where the log begins, its history included; -1 while it is not known, which clients take for that."""
+    is_outside: bool = False
+    """The archive does not have the offset, nor ends there."""
+    error: TieringError | None = None
+
+
+class PartitionReads:
+    """Read partitions for the endpoint's clients."""
+
+    def __init__(self, partitions: ServedPartitions, reader: PartitionReader, history: History) -> None:
+        self._partitions = partitions
+        self._reader = reader
+        self._history = history
+
+    async def read(
+        self,
+        wanted: Sequence[tuple[TopicIdPartition, int]],
+        *,
+        with_records: bool,
+        due_at: float,
+        deadline: float,
+    ) -> Sequence[PartitionRead]:
+        """
+        Read each partition at its offset; return how far it is when the answer is due.
+
+        That is at *due_at* where one has records, and at *deadline* anyway. Without *with_records* only
+        the bounds are looked at. The caller closes every read.
+        """
+        reads = [PartitionRead(partition, offset) for partition, offset in wanted]
+        tasks = [asyncio.create_task(self._run(read, with_records=with_records)) for read in reads]
+        pending = set(tasks)
+        loop = asyncio.get_running_loop()
+        try:
+            while pending:
+                until = due_at if any(read.held for read in reads) else deadline
+                done, pending = await asyncio.wait(
+                    pending, timeout=max(0, until - loop.time()), return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    # A fault of ours: what clients can be told of is kept in the read.
+                    task.result()
+                if not done:
+                    break
+        except BaseException:
+            await _ended(tasks)
+            for read in reads:
+                read.close()
+            raise
+        await _ended(pending)
+        return reads
+
+    async def _run(self, read: PartitionRead, *, with_records: bool) -> None:
+        try:
+            manifest = await self._partitions.reaching(read.partition, read.offset)
+            source = await self._source(read, manifest, is_fresh=False)
+            if source is None or not with_records:
+                return
+            try:
+                read.held = await self._reader.hold(source, read.offset)
+            except ObjectNotFound:
+                newest = await self._partitions.newest(read.partition)
+                source = await self._source(read, newest, is_fresh=True)
+                if source is not None:
+                    read.held = await self._reader.hold(source, read.offset)
+        except TieringError as error:
+            read.error = error
+
+    async def _source(
+        self, read: PartitionRead, manifest: PartitionManifest, *, is_fresh: bool
+    ) -> PartitionManifest | None:
+        """Note the bounds, and return the archive that has the offset; None where nothing is to be read."""
+        read.bounds, read.is_history, read.is_outside = manifest, False, False
+        if read.offset >= manifest.start_offset:
+            read.start_offset = await self._start_of(manifest)
+            if read.offset < manifest.next_offset:
+                return manifest
+        else:
+            parts = await self._history.parts(
+                manifest.partition, start_offset=manifest.start_offset, is_fresh=is_fresh
+            )
+            read.is_history = True
+            read.start_offset = parts[0].start_offset if parts else manifest.start_offset
+            part = part_holding(parts, read.offset)
+            if part is not None:
+                return part
+        read.is_outside = read.offset != manifest.next_offset
+        return None
+
+    async def _start_of(self, manifest: PartitionManifest) -> int:
+        """Return where a log begins; -1 where its history, which the read does without, cannot say soon."""
+        if manifest.start_offset == 0:
+            return 0
+        try:
+            async with asyncio.timeout(_HISTORY_SECONDS):
+                parts = await self._history.parts(manifest.partition, start_offset=manifest.start_offset)
+        except (TieringError, TimeoutError):
+            return -1
+        return parts[0].start_offset if parts else manifest.start_offset
+
+
+async def _ended(tasks: Sequence[asyncio.Task[None]] | set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ import structlog
 from kio.schema.errors import ErrorCode
 
 from tieringd.endpoint.cluster import NO_DELAY
-from tieringd.endpoint.keys import ApiKey
+from tieringd.endpoint.settings import ApiKey
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.kafka_wire.messages import made, response_module
 from tieringd.gateway.archive_answers import (
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tieringd.archive.record_reader import RecordReader
-    from tieringd.endpoint.partitions import ServedPartitions
+    from tieringd.endpoint.served import ServedPartitions, ServedTopics
     from tieringd.endpoint.settings import EndpointSettings
-    from tieringd.endpoint.topics import ServedTopics
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History

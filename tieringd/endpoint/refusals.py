@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from tieringd.endpoint.cluster import NO_DELAY
-from tieringd.endpoint.keys import ApiKey
-from tieringd.endpoint.settings import NODE_ID
+from tieringd.endpoint.settings import NODE_ID, ApiKey
 from tieringd.errors import ProtocolViolation
 from tieringd.formats.kafka_wire.messages import made, response_module
 

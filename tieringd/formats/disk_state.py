@@ -3,18 +3,98 @@ The disk state: how a broker's disks are, as JSON in the bucket for the daemons 
 
 A daemon writes its own and reads those of its peers. It holds no history; what becomes of a
 state that is not written any more is decided by who reads it.
+
+The record of lowered client quotas is JSON in the bucket as well: what to put back, and how far that is. It
+is stored before a quota is changed, and it is never deleted: stores have no conditional delete, and a late
+delete could take a newer record with it. A finished record has the phase `restored`, and still says what it
+was about.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from tieringd.errors import CorruptDataError
-from tieringd.model.disk_state import DiskState
+from tieringd.model.disk_state import DiskState, QuotaChange, QuotaEntity
+
+QUOTA_VERSION = 1
 
 VERSION = 1
+
+
+class QuotaPhase(StrEnum):
+    """What is going on with the quotas of a record."""
+
+    LOWERED = "lowered"
+    """They are lowered, or about to be."""
+    RESTORING = "restoring"
+    """They are being put back."""
+    RESTORED = "restored"
+    """They were put back."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRecord:
+    """What was lowered to which rate, and who decided so last."""
+
+    phase: QuotaPhase
+    rate: int
+    changes: tuple[QuotaChange, ...]
+    node_id: int
+    """The broker whose daemon wrote this."""
+    changed_at_ms: int
+
+
+def encode_quota_record(record: QuotaRecord) -> bytes:
+    """Return it as indented JSON, for people to read in the bucket."""
+    document = {
+        "version": QUOTA_VERSION,
+        "phase": record.phase,
+        "producer_byte_rate": record.rate,
+        "node_id": record.node_id,
+        "changed_at_ms": record.changed_at_ms,
+        "changes": [{"entity": dict(one.entity.parts), "previous": one.previous} for one in record.changes],
+    }
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def decode_quota_record(data: bytes) -> QuotaRecord:
+    """
+    Return the record that *data* holds.
+
+    Raises:
+        CorruptDataError: The bytes are not a record of a version we know.
+    """
+    try:
+        return _record(json.loads(data))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise CorruptDataError(f"record of client quotas cannot be read: {error}") from error
+
+
+def _record(document: dict[str, Any]) -> QuotaRecord:
+    # The version comes first: what else a newer document holds is not known here.
+    if document["version"] != QUOTA_VERSION:
+        raise CorruptDataError(
+            f"record of client quotas has version {document['version']}; this release reads {QUOTA_VERSION}",
+            hint="Upgrade tieringd on this host",
+        )
+    return QuotaRecord(
+        phase=QuotaPhase(document["phase"]),
+        rate=int(document["producer_byte_rate"]),
+        changes=tuple(_change(one) for one in document["changes"]),
+        node_id=int(document["node_id"]),
+        changed_at_ms=int(document["changed_at_ms"]),
+    )
+
+
+def _change(document: dict[str, Any]) -> QuotaChange:
+    previous = document["previous"]
+    return QuotaChange(
+        QuotaEntity(tuple(sorted(document["entity"].items()))), None if previous is None else float(previous)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,11 @@ The index files of a Kafka segment: `.index`, `.timeindex` and `.txnindex`.
 
 They have no checksum. The first two are preallocated while their segment is active, so a
 tail of zeros is room, not entries. We archive them and never read a log by them.
+
+`whole_indexes` and `aborted_index` make side files of a segment from our index where the archive has none
+of the broker's. A log must not lack one: Kafka then reads the whole segment, and remembers the producers of
+its batches. These files are coarser than the broker's own, and never lead a reader past the wanted
+position.
 """
 
 from __future__ import annotations
@@ -15,14 +20,25 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from itertools import islice
+from itertools import islice, pairwise
 from operator import le, lt
 from typing import TYPE_CHECKING, NamedTuple
 
+from crc32c import crc32c
+
 from tieringd.errors import CorruptDataError
+from tieringd.model.segment import BrokerIndexes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from tieringd.model.segment import AbortedTransaction, RemoteSegment, SegmentIndex
+
+
+_VERSION = 1
+_NO_PRODUCERS = bytes(4)
+
+EMPTY_PRODUCER_SNAPSHOT = struct.pack(">hI", _VERSION, crc32c(_NO_PRODUCERS)) + _NO_PRODUCERS
 
 _OFFSET_ENTRY = struct.Struct(">II")
 _TIME_ENTRY = struct.Struct(">qI")
@@ -193,3 +209,50 @@ def _ascends(values: Sequence[int], is_before: Callable[[int, int], bool]) -> bo
 
 def _is_zero_from(data: bytes, position: int) -> bool:
     return data.count(0, position) == len(data) - position
+
+
+def whole_indexes(
+    segment: RemoteSegment, index: SegmentIndex, aborted: Iterable[AbortedTransaction]
+) -> BrokerIndexes:
+    """Return the side files of *segment*; *aborted* are the transactions whose markers may be in it."""
+    kept = index.broker
+    base_offset = segment.base_offset
+    offset_index, time_index = kept.offset_index, kept.time_index
+    if offset_index is None:
+        entries = [OffsetEntry(one.offset, one.position) for one in index.entries if one.position]
+        offset_index = encode_offset_index(entries, base_offset=base_offset)
+    if time_index is None:
+        time_index = encode_time_index(_times(segment, index), base_offset=base_offset)
+    transaction_index = kept.transaction_index
+    if transaction_index is None:
+        ended = [one for one in aborted if base_offset <= one.last_offset < segment.next_offset]
+        transaction_index = aborted_index(ended) or None
+    return BrokerIndexes(offset_index, time_index, transaction_index)
+
+
+def aborted_index(aborted: Iterable[AbortedTransaction]) -> bytes:
+    """Return a `.txnindex` of transactions that end in its segment."""
+    # The last stable offset only tells a reader when it may stop to look: too low a one costs time.
+    return encode_transaction_index(
+        TransactionEntry(one.producer_id, one.first_offset, one.last_offset, one.first_offset)
+        for one in sorted(aborted, key=lambda one: one.last_offset)
+    )
+
+
+def _times(segment: RemoteSegment, index: SegmentIndex) -> Iterator[TimeEntry]:
+    """
+    Yield each new maximum with an offset from which on all records of that time are found.
+
+    That is the entry before: the first record of that time may lie between the two.
+    """
+    entries = index.entries
+    if not entries:
+        return
+    times = [(entries[0].max_timestamp_ms, entries[0].offset)]
+    times += [(later.max_timestamp_ms, before.offset) for before, later in pairwise(entries)]
+    times.append((segment.max_timestamp_ms, entries[-1].offset))
+    newest_ms = -1
+    for timestamp_ms, offset in times:
+        if timestamp_ms > newest_ms:
+            newest_ms = timestamp_ms
+            yield TimeEntry(timestamp_ms, offset)

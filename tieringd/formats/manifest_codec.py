@@ -1,37 +1,64 @@
 """
 The partition manifest as bytes: an envelope (`TRDM`) around a compressed body.
 
-The body is that of `formats.segment_columns`. The live segments come first, and then the retired
-ones, batch by batch; the head has the numbers of their rows.
+In the body the live segments come first, and then the retired ones, batch by batch; the head has the numbers
+of their rows.
 
 `docs/formats.md` says what each field means. A manifest that breaks a rule of
 `model.manifest` is refused both when it is written and when it is read.
+
+`encode_spillover` and `decode_spillover` do the same for a spillover manifest, in an envelope (`TRDS`). The
+same part is the same bytes for every writer at every time: nothing in it tells of the writer. So its
+checksum, which is part of its name, stands for its content.
+
+The body of both is a head in JSON and segments in columns, compressed. Once inflated it is:
+
+    u32         length of the head
+    head        JSON: everything but the segments
+    columns     each integer column as little-endian i64 differences to the row before,
+                in the order of `model.segment_table.COLUMNS`; then the writers' numbers likewise
 """
 
 from __future__ import annotations
 
+import json
+import struct
+import sys
+import zlib
+from array import array
+from itertools import accumulate
+from operator import sub
 from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
-from tieringd.formats.segment_columns import (
-    FIRST_COLUMNS,
-    UNREADABLE,
-    pack_body,
-    unpack_body,
-    unpack_table,
-)
-from tieringd.formats.spillover_codec import name_fields, read_name
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap, Replacement, Retired, Unsettled
 from tieringd.model.offset_translation import OffsetTranslation
 from tieringd.model.partition import TopicIdPartition
-from tieringd.model.segment import CrossingTransaction
+from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, CrossingTransaction
 from tieringd.model.segment_table import COLUMNS, SegmentTable
-from tieringd.model.spillover import ExpiredSpillover, Spillover
+from tieringd.model.spillover import ExpiredSpillover, Spillover, SpilloverManifest, SpilloverName
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+BODY_BYTES_MAX = 1 << 30
+"""An inflated body larger than this is an attack or a fault: a million rows take 80 MB."""
+UNREADABLE = (ValueError, KeyError, TypeError, RecursionError, struct.error, zlib.error)
+"""What reading a body may raise where it is not what it should be."""
+
+_NEW_COLUMNS = {"broker_timestamp_ms": NO_TIMESTAMP, "index_crc32c": NO_CRC}
+"""The columns that came with retention, and what stands in for a value where there was none."""
+_LENGTH = struct.Struct(">I")
+_VALUE_BYTES = 8
+
+SPILLOVER_MAGIC = b"TRDS"
+SPILLOVER_VERSION = 1
+_SPILLOVER_KIND = "spillover manifest"
 
 MAGIC = b"TRDM"
 VERSION = 5
@@ -49,6 +76,156 @@ _NEW_IN_RETENTION: dict[str, Any] = {
     "retired": [],
     "crossing": [],
 }
+
+
+FIRST_COLUMNS = tuple(name for name in COLUMNS if name not in _NEW_COLUMNS)
+"""The columns that there were before."""
+
+
+def pack_body(head: Mapping[str, Any], table: SegmentTable) -> bytes:
+    """Return a body; *head* names the table's rows and writers."""
+    text = json.dumps(head, sort_keys=True, separators=(",", ":")).encode()
+    columns = [table.column(name) for name in COLUMNS] + [table.writer_numbers]
+    body = b"".join([_LENGTH.pack(len(text)), text, *(_differences(column) for column in columns)])
+    return zlib.compress(body, level=6)
+
+
+def unpack_body(packed: bytes) -> tuple[dict[str, Any], bytes]:
+    """
+    Return a body's head and the bytes of its columns.
+
+    What it raises where it is not what it should be is one of `UNREADABLE`.
+    """
+    body = _inflate(packed)
+    (head_bytes,) = _LENGTH.unpack_from(body)
+    head = json.loads(body[_LENGTH.size : _LENGTH.size + head_bytes])
+    if not isinstance(head, dict):
+        raise TypeError("the head is no object")
+    return head, body[_LENGTH.size + head_bytes :]
+
+
+def unpack_table(
+    rows: int, columns: bytes, writers: Sequence[str], names: Sequence[str] = COLUMNS
+) -> SegmentTable:
+    """
+    Return the table of *rows* rows; a column that the version did not have holds nothing known.
+
+    Raises:
+        ValueError: The columns are not of that length, or hold impossible values.
+    """
+    width = rows * _VALUE_BYTES
+    if len(columns) != width * (len(names) + 1):
+        raise ValueError(f"{rows} rows do not take {len(columns)} bytes")
+    values = [_sums(columns[number * width :][:width]) for number in range(len(names) + 1)]
+    known: dict[str, Sequence[int]] = dict(zip(names, values[:-1], strict=True))
+    for name, nothing in _NEW_COLUMNS.items():
+        known.setdefault(name, [nothing] * rows)
+    return SegmentTable.from_columns(known, values[-1], writers)
+
+
+def _inflate(packed: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    body = inflater.decompress(packed, BODY_BYTES_MAX)
+    if not inflater.eof or inflater.unused_data:
+        raise ValueError("the compressed body is cut short, too long, or followed by other bytes")
+    return body
+
+
+def _differences(column: Iterable[int]) -> bytes:
+    values = list(column)
+    return _little_endian(array("q", map(sub, values, [0, *values[:-1]]))).tobytes()
+
+
+def _sums(data: bytes) -> list[int]:
+    differences = array("q")
+    differences.frombytes(data)
+    return list(accumulate(_little_endian(differences)))
+
+
+def _little_endian(values: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def encode_spillover(part: SpilloverManifest) -> tuple[bytes, SpilloverName]:
+    """
+    Return *part* as bytes, and its name.
+
+    Raises:
+        ValueError: It breaks a rule, which is a fault of this program.
+    """
+    faults = part.faults()
+    if faults:
+        raise ValueError(f"refusing to write a spillover manifest that breaks its rules: {'; '.join(faults)}")
+    # Only the writers of its own rows are named, in the order of the rows.
+    numbers = dict.fromkeys(part.segments.writer_numbers)
+    segments = part.segments.with_writers([part.segments.writers[number] for number in numbers])
+    head = {
+        "cluster": part.partition.cluster,
+        "topic": part.partition.topic,
+        "topic_id": part.partition.topic_id,
+        "partition": part.partition.partition,
+        "base_offset": part.base_offset,
+        "next_offset": part.next_offset,
+        "gaps": [[gap.base_offset, gap.last_offset, gap.reason, gap.recorded_at_ms] for gap in part.gaps],
+        "previous": None if part.previous is None else name_fields(part.previous),
+        "rows": len(segments),
+        "writers": segments.writers,
+    }
+    data = seal(SPILLOVER_MAGIC, SPILLOVER_VERSION, pack_body(head, segments))
+    return data, part.name(crc32c(data))
+
+
+def decode_spillover(data: bytes, *, partition: TopicIdPartition, name: SpilloverName) -> SpilloverManifest:
+    """
+    Return the spillover manifest that *data* holds, which is the one of this name.
+
+    Raises:
+        CorruptDataError: The bytes are not a whole, sound one of a version we know, or of another name.
+    """
+    _version, packed = unseal(data, SPILLOVER_MAGIC, newest_version=SPILLOVER_VERSION, kind=_SPILLOVER_KIND)
+    try:
+        part = _part(*unpack_body(packed))
+        faults = part.faults()
+    except UNREADABLE as error:
+        raise CorruptDataError(f"{_SPILLOVER_KIND} cannot be read: {error}") from error
+    if faults:
+        raise CorruptDataError(f"{_SPILLOVER_KIND} breaks its rules: {'; '.join(faults)}")
+    if part.partition != partition or part.name(crc32c(data)) != name:
+        raise CorruptDataError(
+            f"{_SPILLOVER_KIND} of {part.partition} from {part.base_offset} has a wrong name"
+        )
+    return part
+
+
+def name_fields(name: SpilloverName) -> list[int]:
+    """Return a name as it stands in heads."""
+    return [name.base_offset, name.last_offset, name.base_timestamp_ms, name.max_timestamp_ms, name.crc32c]
+
+
+def read_name(fields: Any) -> SpilloverName:
+    """
+    Return the name that stands in a head.
+
+    Raises:
+        TypeError: That is no name.
+    """
+    name = SpilloverName(*fields)
+    if not all(isinstance(one, int) for one in fields):
+        raise TypeError(f"{fields!r} is no name of a spillover manifest")
+    return name
+
+
+def _part(head: dict[str, Any], columns: bytes) -> SpilloverManifest:
+    return SpilloverManifest(
+        TopicIdPartition(head["cluster"], head["topic"], head["topic_id"], head["partition"]),
+        base_offset=head["base_offset"],
+        next_offset=head["next_offset"],
+        segments=unpack_table(head["rows"], columns, head["writers"]),
+        gaps=tuple(Gap(*fields) for fields in head["gaps"]),
+        previous=None if head["previous"] is None else read_name(head["previous"]),
+    )
 
 
 def encode_manifest(manifest: PartitionManifest) -> bytes:

@@ -23,7 +23,7 @@ A `writer` is a process: sixteen hex digits or more for a daemon, the same after
 as well, so what one process stores under a name is the same bytes each time: a request that arrives
 late writes nothing over. What was stored before partition manifests of version 3 has no such part.
 
-A `part` is what a data object is joined of, where that takes more than one step (`storage.gcs.joining`).
+A `part` is what a data object is joined of, where that takes more than one step (`storage.gcs.store`).
 It is the same partition's, and no manifest ever names it.
 
 A spillover manifest has the live one's key and what it holds in decimal: offsets, times, and the

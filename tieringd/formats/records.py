@@ -3,6 +3,12 @@ The records inside one batch, for people and tests; Spark has a faster decoder o
 
 Arbitrary bytes give records or a `CorruptDataError`, nothing else. The checksum is not
 checked here: see `record_batch.check_crc`.
+
+`batch_with` and `narrowed_batch` make a batch with some of its records taken out, as a broker's own cleaner
+leaves one. What stays keeps its offset, its time and its bytes: deltas are counted from the batch's base,
+and that stays. The batch's offsets stay, and so do its producer with epoch and sequence, its leader epoch
+and its attributes, with the codec among them. Records, largest timestamp, length and checksum are counted
+anew.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from tieringd.errors import CorruptDataError
-from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES, decompress
+from tieringd.formats.compression import MAX_DECOMPRESSED_BYTES, Codec, compress, decompress
 from tieringd.formats.record_batch import (
     ABORT_MARKER,
     COMMIT_MARKER,
@@ -19,11 +25,13 @@ from tieringd.formats.record_batch import (
     LOG_APPEND_TIME,
     BatchHeader,
     parse_header,
+    sealed,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Literal
+
 
 _MARKER_KEY = struct.Struct(">hh")
 _MAX_VARINT_BITS = 63
@@ -179,3 +187,36 @@ def _read_bytes(record: memoryview, position: int) -> tuple[bytes | None, int]:
     if size < 0 or end > len(record):
         raise CorruptDataError(f"a field of {size} bytes does not fit in the record")
     return bytes(record[position:end]), end
+
+
+def batch_with(batch: memoryview, is_kept: Callable[[Record], bool]) -> bytes | memoryview | None:
+    """
+    Return *batch* with those of its records that *is_kept* says yes for; None where it is none of them.
+
+    It is the same bytes where all records stay. Spark has a faster one of its own.
+
+    Raises:
+        CorruptDataError: The batch is damaged.
+    """
+    kept = [(record, data) for record, data in iter_packed_records(batch) if is_kept(record)]
+    header = parse_header(batch)
+    if len(kept) == header.record_count:
+        return batch
+    if not kept:
+        return None
+    return narrowed_batch(
+        header,
+        b"".join(data for _, data in kept),
+        record_count=len(kept),
+        max_timestamp_ms=max(record.timestamp_ms for record, _ in kept),
+    )
+
+
+def narrowed_batch(header: BatchHeader, records: bytes, *, record_count: int, max_timestamp_ms: int) -> bytes:
+    """
+    Return the batch of *header* with only *records*: some of its own, unpacked, one after the other.
+
+    *max_timestamp_ms* is the largest time of these, as a consumer sees it.
+    """
+    left = header._replace(record_count=record_count, max_timestamp_ms=max_timestamp_ms)
+    return sealed(left, compress(Codec(header.codec), records))

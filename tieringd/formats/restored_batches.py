@@ -14,8 +14,13 @@ A cluster that gives out a billion ids a second needs two years for 2**56 of the
 also where a restored log went on, was archived again and is restored once more. The ids stay positive: to
 Kafka and its clients a batch with a negative id has no producer, and belongs to no transaction.
 
-A batch's checksum covers the id, and is computed anew. `formats.leader_epochs` says why the leader epoch
+A batch's checksum covers the id, and is computed anew. `put_first_epoch` says why the leader epoch
 changes. All else stays as it is, and so do the sizes.
+
+`put_first_epoch` changes the leader epoch of stored batches. Each batch names the epoch of the leader that
+wrote it, outside of its checksum. Epochs count the leaders of one cluster: in another one they begin at 0.
+A client that read a record of epoch 37 there would ask its broker about a leader that it never had, and go
+back or fail. So what another cluster serves as its own has epoch 0 throughout.
 """
 
 from __future__ import annotations
@@ -27,13 +32,27 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from tieringd.formats.index_files import encode_transaction_index, parse_transaction_index
-from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH
-from tieringd.formats.record_batch import CRC_STARTS_AT, HEADER_BYTES, LENGTH_STARTS_AT, MIN_LENGTH
+from tieringd.formats.record_batch import (
+    CRC_STARTS_AT,
+    HEADER_BYTES,
+    LENGTH_STARTS_AT,
+    MIN_LENGTH,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.model.segment import SegmentIndex
+
+
+FIRST_LEADER_EPOCH = 0
+"""Of any cluster's any topic."""
+
+_LENGTH = struct.Struct(">i")
+_LENGTH_FIELD_STARTS_AT = 8
+_EPOCH = struct.Struct(">i")
+_EPOCH_STARTS_AT = LENGTH_STARTS_AT
+"""The length counts from the leader epoch on."""
 
 IDS_OF_A_CLUSTER = 1 << 56
 """More than any cluster gives out, and what a restore adds."""
@@ -41,14 +60,24 @@ _MAX_ID = (1 << 63) - 1
 
 _FIELDS = struct.Struct(">qiixI22xq")
 """Of a header: base offset, length, leader epoch, checksum and producer id."""
-_EPOCH = struct.Struct(">i")
-_EPOCH_STARTS_AT = 12
 _CRC = struct.Struct(">I")
 _CRC_FIELD_STARTS_AT = 17
 _PRODUCER_ID = struct.Struct(">q")
 _PRODUCER_ID_STARTS_AT = 43
 _HEAD_BYTES = _PRODUCER_ID_STARTS_AT + _PRODUCER_ID.size
 """What changes in a batch lies within this."""
+
+
+def put_first_epoch(data: bytearray) -> None:
+    """Put the first leader epoch into the whole batches at the front of *data*, up to bytes that are none."""
+    at, last_header = 0, len(data) - HEADER_BYTES
+    while at <= last_header:
+        (length,) = _LENGTH.unpack_from(data, at + _LENGTH_FIELD_STARTS_AT)
+        end = at + LENGTH_STARTS_AT + length
+        if length < MIN_LENGTH or end > len(data):
+            break
+        _EPOCH.pack_into(data, at + _EPOCH_STARTS_AT, FIRST_LEADER_EPOCH)
+        at = end
 
 
 def restored_producer_id(producer_id: int) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.fetch_request import AskedFetch, asked_of, with_offsets
+from tieringd.formats.kafka_wire.fetch import AskedFetch, asked_of, with_offsets
 from tieringd.formats.kafka_wire.request_header import Api
 from tieringd.gateway.answers import fetched_ahead
 
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.answer import Answer
     from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.pending import PendingRequest
+    from tieringd.gateway.pending import Answer, PendingRequest
     from tieringd.gateway.responses import Question
 
 PERMIT_SECONDS: Final = 1.0

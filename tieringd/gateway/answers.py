@@ -17,8 +17,7 @@ from kio.schema.errors import ErrorCode
 
 from tieringd.broker.kafka_protocol import CLIENT_ID
 from tieringd.errors import TieringError
-from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed, rebuilt
-from tieringd.formats.kafka_wire.fetch_request import asked_of
+from tieringd.formats.kafka_wire.fetch import Replacement, asked_of, composed, rebuilt
 from tieringd.formats.kafka_wire.messages import (
     decode_request,
     decode_response,
@@ -26,7 +25,6 @@ from tieringd.formats.kafka_wire.messages import (
     response_module,
 )
 from tieringd.formats.kafka_wire.request_header import Api, client_id_of
-from tieringd.gateway.answer import Answer
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -37,12 +35,13 @@ from tieringd.gateway.archive_answers import (
     ArchivedFetch,
     FetchQuestion,
 )
+from tieringd.gateway.pending import Answer
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Collection, Iterator, Mapping
     from uuid import UUID
 
-    from tieringd.formats.kafka_wire.fetch_request import AskedFetch
+    from tieringd.formats.kafka_wire.fetch import AskedFetch
     from tieringd.formats.kafka_wire.request_header import RequestHead
     from tieringd.gateway.archive_answers import (
         ArchiveAnswers,

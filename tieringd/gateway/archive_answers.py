@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tieringd.errors import TieringError
-    from tieringd.formats.kafka_wire.fetch_answer import Replacement
-    from tieringd.formats.kafka_wire.fetch_request import AskedPartition
+    from tieringd.formats.kafka_wire.fetch import AskedPartition, Replacement
 
 LATEST: Final = -1
 EARLIEST: Final = -2

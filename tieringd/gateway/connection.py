@@ -20,22 +20,20 @@ from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.answers import answer
 from tieringd.gateway.opening import connected, host_of
 from tieringd.gateway.pending import PendingRequest, PendingRequests
-from tieringd.gateway.pipes import PipePool
-from tieringd.gateway.read_rates import ReadRates
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import SPLICED_BYTES, ResponseFrames
-from tieringd.gateway.wire import NOTHING_NOW, Wire, wire_of
+from tieringd.gateway.wire import NOTHING_NOW, PipePool, ReadRates, Wire, wire_of
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine
 
     from tieringd.errors import LocalFileError
-    from tieringd.gateway.answer import Answer
     from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.opening import GatewaySettings
+    from tieringd.gateway.pending import Answer
     from tieringd.gateway.responses import Question
-    from tieringd.gateway.settings import GatewaySettings
+    from tieringd.gateway.wire import ByteBudget
 
 _WAKE_BYTES: Final = 256 << 10
 """While records pass, the loop is woken for this much at once: every turn has its price."""

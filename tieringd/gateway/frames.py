@@ -16,7 +16,7 @@ from tieringd.errors import BrokerUnavailable, ProtocolViolation
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.wire import ByteBudget
 
 SCRATCH_BYTES: Final = 256 << 10
 ALWAYS_HELD_BYTES: Final = 64 << 10

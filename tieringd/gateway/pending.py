@@ -2,21 +2,47 @@
 The requests of one connection that have no answer yet, in the order in which answers are due.
 
 What is kept of them counts in the budget of all connections.
+
+An `Answer` holds the bytes that are sent to a client, and the cache's files that they come from until they
+are sent.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from tieringd.formats.kafka_wire.fetch import readdressed
+
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tieringd.formats.kafka_wire.pieces import Piece
     from tieringd.formats.kafka_wire.request_header import RequestHead
-    from tieringd.gateway.answer import Answer
-    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.archive_answers import Onward, PartitionKey
+    from tieringd.gateway.wire import ByteBudget
+
 
 MAX_REQUESTS: Final = 256
 MAX_KEPT_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What goes to the client in place of the broker's response."""
+
+    pieces: tuple[Piece, ...]
+    release: Callable[[], None]
+    """To be called once, when the pieces were sent or given up."""
+    archived: bool
+    """False when they are the broker's own bytes."""
+    onward: Mapping[PartitionKey, Onward] = field(default_factory=dict)
+    """Of a Fetch: how all of its partitions go on, when all of them will be read from the archive again."""
+
+    def addressed_to(self, correlation_id: int) -> Answer:
+        """Return it as the answer to another request that asks the same."""
+        return replace(self, pieces=readdressed(self.pieces, correlation_id))
 
 
 @dataclass(frozen=True, slots=True)

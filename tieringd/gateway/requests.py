@@ -4,27 +4,39 @@ From client to broker: every request goes on untouched, unless it is one of a fe
 Fetch loses its session, in place. Requests whose answers are looked at are remembered whole.
 Produce is refused while the archive says that nobody may write, and ApiVersions in a version that
 is not understood is answered here.
+
+A client that writes while writes are refused gets the error that Redpanda gives on a full disk.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from kio.schema.errors import ErrorCode
+from kio.static.primitive import i32Timedelta
 
 from tieringd.errors import BrokerUnavailable, ProtocolViolation
-from tieringd.formats.kafka_wire import api_versions
+from tieringd.formats.kafka_wire import request_header
 from tieringd.formats.kafka_wire.cursor import IncompleteMessage
-from tieringd.formats.kafka_wire.fetch_request import limit_bytes, remove_session
-from tieringd.formats.kafka_wire.produce_walk import ProduceRequestWalk, acks_of
+from tieringd.formats.kafka_wire.fetch import limit_bytes, remove_session
+from tieringd.formats.kafka_wire.messages import encode_response, response_module
+from tieringd.formats.kafka_wire.produce import ProduceRequestWalk, acks_of
 from tieringd.formats.kafka_wire.request_header import HEAD, SIZE_BYTES, Api, RequestHead
 from tieringd.gateway.frames import Frames
 from tieringd.gateway.pending import PendingRequest, PendingRequests
-from tieringd.gateway.refusal import refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from tieringd.gateway.ahead import FetchAhead
-    from tieringd.gateway.budget import ByteBudget
+    from tieringd.gateway.wire import ByteBudget
+
+
+REFUSED: Final = ErrorCode.broker_not_available
+_MESSAGE: Final = "The broker's disk has no room for writes; ask its operator"
+_NO_DELAY: Final = i32Timedelta.parse(timedelta(0))
 
 LIMITED_FETCH_BYTES: Final = 1 << 20
 """What a broker is asked for while its answer has to be held for archived partitions in it."""
@@ -39,6 +51,23 @@ _WITH_REQUEST: Final = frozenset(
 )
 """Their answers cannot be understood without them."""
 _MIN_REQUEST_BYTES: Final = HEAD.size - SIZE_BYTES
+
+
+def refusal(head: RequestHead, partitions: Mapping[str | UUID, Sequence[int]]) -> bytes:
+    """Return the answer to a known Produce request: the same error for each of its partitions."""
+    module: Any = response_module(head.api_key, head.version)
+    fields = module.PartitionProduceResponse.__dataclass_fields__
+    explained = {"error_message": _MESSAGE, "record_errors": ()} if "error_message" in fields else {}
+    topics = []
+    for topic, indexes in partitions.items():
+        named = {"topic_id": topic} if isinstance(topic, UUID) else {"name": topic}
+        answers = tuple(
+            module.PartitionProduceResponse(index=index, error_code=REFUSED, base_offset=-1, **explained)
+            for index in indexes
+        )
+        topics.append(module.TopicProduceResponse(**named, partition_responses=answers))
+    response = module.ProduceResponse(responses=tuple(topics), throttle_time=_NO_DELAY)
+    return encode_response(head.correlation_id, response)
 
 
 class RequestFrames(Frames):
@@ -142,7 +171,7 @@ class RequestFrames(Frames):
     def _begin_api_versions(self, head: RequestHead, view: memoryview) -> int:
         if head.is_known:
             return self._begin_passing(head, view, PendingRequest(head, b""))
-        answer = api_versions.unsupported(head.correlation_id)
+        answer = request_header.unsupported(head.correlation_id)
         self._pending.push(PendingRequest(head, own_answer=answer))
         self._dropping = SIZE_BYTES + head.size
         return self._drop(view)

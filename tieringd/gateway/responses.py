@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire import api_versions
-from tieringd.formats.kafka_wire.fetch_walk import (
+from tieringd.formats.kafka_wire import request_header
+from tieringd.formats.kafka_wire.fetch import (
     OFFSET_OUT_OF_RANGE,
     FetchedPartition,
     FetchResponseWalk,
 )
-from tieringd.formats.kafka_wire.produce_answer_walk import FIRST_LOG_START, ProduceResponseWalk
+from tieringd.formats.kafka_wire.produce import FIRST_LOG_START, ProduceResponseWalk
 from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api
 from tieringd.gateway.frames import ALWAYS_HELD_BYTES, Frames
 
@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from tieringd.formats.kafka_wire.produce_answer_walk import ProducedPartition
-    from tieringd.gateway.answer import Answer
-    from tieringd.gateway.budget import ByteBudget
-    from tieringd.gateway.pending import PendingRequest, PendingRequests
+    from tieringd.formats.kafka_wire.produce import ProducedPartition
+    from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
+    from tieringd.gateway.wire import ByteBudget
 
 SPLICED_BYTES: Final = 64 << 10
 """From this size on it is cheaper to pass records on inside the kernel."""
@@ -250,7 +249,7 @@ class ResponseFrames(Frames):
             self._is_over()
             return len(frame)
         if head.api_key == Api.API_VERSIONS:
-            api_versions.cap_versions(frame, head.version)
+            request_header.cap_versions(frame, head.version)
         elif head.api_key == Api.FETCH:
             question = self._fetch_question(frame, pending)
         else:

@@ -17,17 +17,16 @@ import structlog
 
 from tieringd.errors import ConfigError
 from tieringd.gateway.archive_answers import NoArchive
-from tieringd.gateway.budget import ByteBudget
 from tieringd.gateway.connection import Connection, GatewayCounters, Shared
 from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.opening import accepted, prepare
-from tieringd.gateway.read_rates import ReadRates
+from tieringd.gateway.wire import ByteBudget, ReadRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from tieringd.gateway.archive_answers import ArchiveAnswers
-    from tieringd.gateway.settings import GatewaySettings
+    from tieringd.gateway.opening import GatewaySettings
 
 log = structlog.get_logger(__name__)
 

@@ -4,11 +4,23 @@ One non-blocking socket of the gateway, plain or TLS.
 Bytes are received into memory of the caller and sent from it; only what a slow peer does not take
 at once is copied and kept. asyncio's transports are not used: they keep what is written to them, so
 one buffer could not serve all connections. What the bytes mean is not known here.
+
+`PipePool` gives out the pipes through which records go from the broker's socket to the client's without a
+copy. The number of pipes is limited. When all pipes are taken, records are received and sent like other
+bytes. `ByteBudget` bounds the bytes that all connections of a gateway hold in memory.
+
+`ReadRates` bounds how fast archived records go out: to all clients together, and to each client. A broker's
+fetch quotas do not count bytes of the archive, so the gateway has rates of its own. They work like the
+broker's: an answer is sent whole, and the gateway does not read from the client until the answer's bytes
+have been earned. The size of one answer is bounded too, so the pause is short. A client is a host, because
+a gateway knows a client's host without asking.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
+import math
 import os
 import socket
 import ssl
@@ -20,14 +32,22 @@ from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import LocalFileError
 from tieringd.formats.kafka_wire.pieces import FileSlice, Piece, piece_bytes
-from tieringd.gateway.pipes import Pipe
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from tieringd.gateway.budget import ByteBudget
-    from tieringd.gateway.pipes import PipePool
+
+PIPE_BYTES: Final = 1 << 20
+_MAX_PIPES: Final = 32
+_FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+
+AHEAD_SECONDS: Final = 1.0
+"""What one answer may take, and what a client may have spent before it has to wait."""
+WAIT_SECONDS_MAX: Final = 10.0
+"""Clients give up an unanswered request after 30 seconds by default."""
+_DEBT_SECONDS_MAX: Final = AHEAD_SECONDS + WAIT_SECONDS_MAX
+_HOSTS_KEPT: Final = 1024
 
 _TURN_BYTES: Final = 1 << 20
 """A peer that takes everything still leaves the loop to others after this much."""
@@ -35,6 +55,167 @@ _TLS_PIECE_BYTES: Final = 256 << 10
 _FILE_ERRORS: Final = frozenset({errno.EIO, errno.EINVAL, errno.ESTALE})
 """What `sendfile` says of the file; everything else it says of the socket."""
 NOTHING_NOW: Final = -1
+
+
+@dataclass(slots=True)
+class Pipe:
+    """A pipe and how many bytes are in it."""
+
+    reading: int
+    writing: int
+    capacity: int
+    held_bytes: int = 0
+
+    def fill_from(self, descriptor: int, size: int) -> int:
+        """
+        Move at most *size* bytes from a socket into the empty pipe; 0 is the socket's end.
+
+        Raises:
+            BlockingIOError: The socket has nothing now.
+        """
+        moved = os.splice(descriptor, self.writing, min(size, self.capacity), flags=_FLAGS)
+        self.held_bytes += moved
+        return moved
+
+    def empty_into(self, descriptor: int) -> int:
+        """
+        Move bytes on to a socket.
+
+        Raises:
+            BlockingIOError: The socket takes nothing now.
+        """
+        moved = os.splice(self.reading, descriptor, self.held_bytes, flags=_FLAGS)
+        self.held_bytes -= moved
+        return moved
+
+    def close(self) -> None:
+        """Close both ends."""
+        os.close(self.reading)
+        os.close(self.writing)
+
+
+class PipePool:
+    """The pipes of one gateway."""
+
+    def __init__(self) -> None:
+        self._idle: list[Pipe] = []
+        self._made = 0
+
+    def take(self) -> Pipe | None:
+        """Return an empty pipe, or None when all are in use."""
+        if self._idle:
+            return self._idle.pop()
+        if self._made >= _MAX_PIPES:
+            return None
+        try:
+            reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            # No descriptors left: copying needs none.
+            return None
+        try:
+            capacity = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            # The system allows this user no more; a small pipe works too.
+            capacity = fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
+        self._made += 1
+        return Pipe(reading, writing, capacity)
+
+    def give(self, pipe: Pipe) -> None:
+        """Take a pipe back; what is still in it is lost."""
+        if pipe.held_bytes:
+            self._made -= 1
+            pipe.close()
+        else:
+            self._idle.append(pipe)
+
+    def close(self) -> None:
+        """Close the pipes that nobody uses."""
+        while self._idle:
+            self._made -= 1
+            self._idle.pop().close()
+
+
+class ByteBudget:
+    """
+    Count bytes against a limit.
+
+    What can be avoided asks first (`take`); what is already there is counted anyway (`add`), and
+    is bounded per connection, because nothing more is read for one whose peer does not take it.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    @property
+    def is_spent(self) -> bool:
+        """Say whether nothing is left."""
+        return self.used >= self.limit
+
+    def take(self, size: int) -> bool:
+        """Count *size* bytes if they fit, and say whether they did."""
+        if self.used + size > self.limit:
+            return False
+        self.used += size
+        return True
+
+    def add(self, size: int) -> None:
+        """Count *size* bytes, whether they fit or not."""
+        self.used += size
+
+    def give(self, size: int) -> None:
+        """Give *size* bytes back."""
+        self.used -= size
+
+
+class ReadRates:
+    """Bytes a second, None without a limit. Not bound to a loop: the caller says what time it is."""
+
+    def __init__(
+        self, *, bytes_per_second: int | None = None, client_bytes_per_second: int | None = None
+    ) -> None:
+        self._all = _Account(bytes_per_second)
+        self._client_rate = client_bytes_per_second
+        self._clients: dict[str, _Account] = {}
+        rates = [one for one in (bytes_per_second, client_bytes_per_second) if one is not None]
+        self._answer_bytes_max: float = min(rates, default=math.inf) * AHEAD_SECONDS
+
+    def answer_bytes(self, *, now: float) -> float:
+        """
+        Return how many archived records an answer should have; a first batch comes whatever its size.
+
+        Many clients that all wait as long as they may, together still get too much: so it is less with debt.
+        """
+        debt_seconds = max(0.0, self._all.earned_at - now)
+        if not debt_seconds:
+            return self._answer_bytes_max
+        return self._answer_bytes_max * max(0.0, 1 - debt_seconds / _DEBT_SECONDS_MAX)
+
+    def spend(self, host: str, size_bytes: int, *, now: float) -> float:
+        """Count what is sent to *host*, and return for how many seconds nothing more is to be."""
+        wait = self._all.spend(size_bytes, now=now)
+        if self._client_rate is not None and size_bytes:
+            account = self._clients.setdefault(host, _Account(self._client_rate))
+            wait = max(wait, account.spend(size_bytes, now=now))
+            if len(self._clients) > _HOSTS_KEPT:
+                self._clients = {one: each for one, each in self._clients.items() if each.earned_at > now}
+        return min(wait, WAIT_SECONDS_MAX)
+
+
+class _Account:
+    """When everything that was spent will have been earned."""
+
+    def __init__(self, bytes_per_second: int | None) -> None:
+        self._bytes_per_second = bytes_per_second
+        self.earned_at = -math.inf
+
+    def spend(self, size_bytes: int, *, now: float) -> float:
+        if self._bytes_per_second is None:
+            return 0.0
+        earned_at = max(self.earned_at, now) + size_bytes / self._bytes_per_second
+        # What nobody waits for is forgotten: else who is left would wait for those who have gone.
+        self.earned_at = min(earned_at, now + _DEBT_SECONDS_MAX)
+        return max(0.0, self.earned_at - now - AHEAD_SECONDS)
 
 
 @dataclass(slots=True)

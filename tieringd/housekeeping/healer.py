@@ -5,48 +5,229 @@ They are looked for in the bucket's quarantine, in this broker's own log, and fo
 it belongs to. Only bytes of the very size and CRC32C that the manifest names are stored, under the very
 name that it has: whoever else does the same stores the same, so this races with nothing. Should the
 segment leave the manifest meanwhile, an object is left that nobody names.
+
+`local_bytes` finds the bytes of a stored segment in the local log, and proves them by size and CRC32C. A
+stored segment is a local one, a part of one, or several that were merged. A compacted local log has other
+bytes, and gives none. The function blocks; services call it in a thread.
+
+`IndexRebuilder` makes a lost index again. From an unchanged local log comes the same index, with the
+broker's own side files in it. From the data object comes an index without these files; a broker builds them
+when it finds none. Such an index has other bytes, so it needs another name and a commit: that is an
+`IndexChange`.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING
+import tempfile
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
 
 import structlog
 from crc32c import crc32c
+from crc32c import crc32c as crc32c_of
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archive.scrub.data_index import is_index_of, renamed_by
+from tieringd.archive.scrub.data_scan import DataIndexer, is_index_of, renamed_by
+from tieringd.archiving.segment_copier import local_index
+from tieringd.broker.segment_file import position_of
 from tieringd.errors import ChecksumRejected, CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
-from tieringd.housekeeping.index_rebuild import IndexChange, IndexRebuilder
-from tieringd.housekeeping.local_bytes import local_bytes
-from tieringd.model.segment import NO_CRC
+from tieringd.formats.sidecar import encode_sidecar
+from tieringd.model.corrections import reindexed
+from tieringd.model.segment import NO_CRC, SegmentSlice
 from tieringd.policies.scrub import DATA_FAULTS, INDEX_FAULTS
-from tieringd.storage.base import JoinSource
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.base import FileSlice, JoinSource
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from tieringd.archive.archive_reader import ArchiveReader
-    from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archiving.manifest_change import ManifestChange
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+    from tieringd.archive.spillover_manifests import SpilloverManifests
+    from tieringd.archiving.claim import Claim, ManifestChange
     from tieringd.broker.layout import Layout
-    from tieringd.housekeeping.object_quarantine import ObjectQuarantine
+    from tieringd.broker.segment_file import OpenSegment
+    from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine
     from tieringd.model.local_log import LocalLog
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
     from tieringd.policies.scrub import Finding
     from tieringd.storage.base import ObjectStore
 
+
 log = structlog.get_logger(__name__)
+
+_PIECE_BYTES = 8 << 20
 
 FROM_QUARANTINE = "from its copy in quarantine"
 FROM_LOG = "from this broker's log"
 FROM_DATA = "from its data object"
 UNDER_NEW_NAME = "from its data object, under a new name"
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A part of an open file."""
+
+    file: OpenSegment
+    position: int
+    size_bytes: int
+
+
+@contextmanager
+def local_bytes(
+    layout: Layout, log: LocalLog, segment: RemoteSegment, *, work_directory: Path
+) -> Iterator[FileSlice | None]:
+    """
+    Give the bytes of *segment* as the local log has them, for as long as the context lasts.
+
+    None where the log does not have these offsets, or has other bytes there. Bytes of several files are
+    put together in an unlinked file in *work_directory*.
+
+    Raises:
+        LocalFileError: A file cannot be read, or changed meanwhile.
+        CorruptDataError: A file is not what a log's should be.
+    """
+    with ExitStack() as files:
+        ranges = _ranges(layout, log, segment, files)
+        if sum(one.size_bytes for one in ranges) != segment.size_bytes:
+            yield None
+            return
+        if len(ranges) == 1:
+            (only,) = ranges
+            checksum = only.file.crc32c(only.position, only.size_bytes)
+            found = FileSlice(only.file.fd, only.position, only.size_bytes)
+        else:
+            joined = files.enter_context(_temporary(work_directory))
+            checksum = _joined(ranges, joined, work_directory)
+            found = FileSlice(joined.fileno(), 0, segment.size_bytes)
+        for one in ranges:
+            one.file.require_unchanged()
+        yield found if checksum == segment.crc32c else None
+
+
+def _ranges(layout: Layout, log: LocalLog, segment: RemoteSegment, files: ExitStack) -> list[_Range]:
+    """Return where the files have the offsets of *segment*, as many bytes as it has, or fewer."""
+    ranges: list[_Range] = []
+    left, offset = segment.size_bytes, segment.base_offset
+    for local in log.segments:
+        is_after = local.next_offset is not None and local.next_offset <= offset
+        if is_after or not left or local.base_offset >= segment.next_offset:
+            continue
+        if local.base_offset > offset:
+            break
+        file = layout.open(local)
+        files.callback(file.close)
+        position = 0
+        if local.base_offset < offset:
+            position = position_of(file.fd, file.segment, offset)
+        size_bytes = min(left, file.segment.size_bytes - position)
+        ranges.append(_Range(file, position, size_bytes))
+        left -= size_bytes
+        offset = segment.next_offset if local.next_offset is None else local.next_offset
+    return ranges
+
+
+def _joined(ranges: list[_Range], target: IO[bytes], work_directory: Path) -> int:
+    checksum = 0
+    for one in ranges:
+        position, end = one.position, one.position + one.size_bytes
+        while position < end:
+            piece = one.file.read_at(position, min(_PIECE_BYTES, end - position))
+            checksum = crc32c_of(piece, checksum)
+            with _naming(work_directory):
+                target.write(piece)
+            position += len(piece)
+    with _naming(work_directory):
+        target.flush()
+    return checksum
+
+
+@contextmanager
+def _temporary(work_directory: Path) -> Iterator[IO[bytes]]:
+    with _naming(work_directory):
+        file = tempfile.TemporaryFile(dir=work_directory)  # noqa: SIM115 - closed below
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+@contextmanager
+def _naming(work_directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise LocalFileError(
+            f"a segment cannot be put together in {work_directory}: {error.strerror or error}",
+            path=str(work_directory),
+            hint="Make room there, or set state_directory to a disk that has some",
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChange:
+    """A segment whose data is stored once more, beside an index of other bytes; see `ManifestChange`."""
+
+    old: RemoteSegment
+    new: RemoteSegment
+    now_ms: Callable[[], int]
+
+    async def commit(self, claim: Claim, stored: StoredManifest) -> StoredManifest:
+        """
+        Name the new objects in the place of the old ones, where these are still named.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            StorageUnavailable: The claim reads it again; then this may be called again.
+        """
+        manifest = stored.existing
+        if manifest.segments.covering(self.old.base_offset) != self.old:
+            return stored
+        committed = await claim.commit(stored, reindexed(manifest, self.old, self.new, now_ms=self.now_ms()))
+        log.info(
+            "segment has a new index",
+            topic=manifest.partition.topic,
+            partition=manifest.partition.partition,
+            base_offset=self.old.base_offset,
+        )
+        return committed
+
+
+class IndexRebuilder(DataIndexer):
+    """Build indexes of segments again, from the data or from the local log. Reads only, keeps no state."""
+
+    def __init__(
+        self, store: ObjectStore, reader: ArchiveReader, spillovers: SpilloverManifests, *, layout: Layout
+    ) -> None:
+        super().__init__(store, reader, spillovers)
+        self._layout = layout
+
+    async def from_log(
+        self, partition: TopicIdPartition, segment: RemoteSegment, log: LocalLog
+    ) -> bytes | None:
+        """Return the segment's index from the local log, if that gives the very same; else None."""
+        part = _slice_of(segment, log)
+        if part is None:
+            return None
+        try:
+            index = await in_thread(local_index, self._layout, partition, log, part)
+        except (LocalFileError, CorruptDataError):
+            return None  # The log is not what it was, or not all there: the data object is left.
+        sidecar = encode_sidecar(index) if index else b""
+        return sidecar if is_index_of(sidecar, segment, partition) else None
+
+
+def _slice_of(segment: RemoteSegment, log: LocalLog) -> SegmentSlice | None:
+    """Return the part of a local segment that *segment* was copied from; None where there is none."""
+    for local in log.segments:
+        ends_after = local.next_offset is None or local.next_offset >= segment.next_offset
+        if local.base_offset <= segment.base_offset and ends_after:
+            return SegmentSlice.between(local, segment.base_offset, segment.next_offset)
+    return None
 
 
 class Healer:

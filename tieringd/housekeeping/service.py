@@ -4,6 +4,10 @@ The housekeeping service: gives turns to the kinds of work that can wait, while 
 When there is a turn, and whose it is, is decided in `policies.housekeeping`. Turns come one at a time.
 What a job asks of the store is marked, so that it is no traffic. A turn that was begun is finished
 when traffic returns: it is short, and what it has done would be done again.
+
+`TrafficWatch` measures how busy the object store is with other work. It hears of each attempt of each
+request, in the task that made the request. Housekeeping marks its tasks (`storage.background`), so its own
+requests are no traffic. A request of the store to slow down counts for every task.
 """
 
 from __future__ import annotations
@@ -18,19 +22,21 @@ from tieringd.errors import TieringError
 from tieringd.policies.housekeeping import (
     HousekeepingState,
     JobStanding,
+    SlidingCount,
+    Traffic,
     TurnPlan,
     pause_after_failures,
     plan_turn,
 )
-from tieringd.storage.background import background
+from tieringd.storage.background import background, is_background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tieringd.housekeeping.job import HousekeepingJob, JobTurn
-    from tieringd.housekeeping.traffic_watch import TrafficWatch
     from tieringd.metrics.archive_work import HousekeepingMetrics
     from tieringd.policies.housekeeping import HousekeepingLimits
+
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +44,38 @@ _BREATH_SECONDS = 0.01
 """Between two turns: one that has nothing to do may not give way to anybody."""
 TURN_REQUESTS_MAX = 200
 """A turn makes about so many requests: traffic that returns waits for no more than that."""
+
+
+class TrafficWatch:
+    """Count requests over a sliding window. One for a store, on one event loop."""
+
+    def __init__(self, *, window_seconds: float, now: Callable[[], float]) -> None:
+        """Begin to watch; *now* is a clock that never goes back."""
+        self._now = now
+        self._window_seconds = window_seconds
+        self._requests = SlidingCount(window_seconds)
+        self._throttled = SlidingCount(window_seconds)
+        self._since = now()
+
+    def set_window(self, window_seconds: float) -> None:
+        """Count over another window; what was counted before says nothing of it."""
+        if window_seconds != self._window_seconds:
+            self._window_seconds, self._since = window_seconds, self._now()
+            self._requests, self._throttled = SlidingCount(window_seconds), SlidingCount(window_seconds)
+
+    def note(self, *, is_throttled: bool) -> None:
+        """Hear of one attempt."""
+        now = self._now()
+        if not is_background():
+            self._requests.note(now)
+        if is_throttled:
+            self._throttled.note(now)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Return what was seen up to now."""
+        now = self._now()
+        return Traffic(self._requests.count(now), self._throttled.count(now), now - self._since)
 
 
 @dataclass(slots=True)

@@ -3,7 +3,8 @@ Every metric: name, labels, unit, meaning. Those of the gateway and of work on t
 
 Gauges that change with each round carry topic and partition; counters carry the topic only,
 so that ten thousand partitions do not become a hundred thousand series. Services get a
-`Metrics` and call its fields; nothing else in the package knows the metrics library.
+`Metrics` and call its fields. Outside this package only the admin page imports the metrics library.
+`docs/metrics.md` lists every metric for operators.
 """
 
 from __future__ import annotations

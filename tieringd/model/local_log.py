@@ -1,4 +1,8 @@
-"""What one scan of the log directories saw of a partition."""
+"""
+What one scan of the log directories saw of a partition.
+
+`LogDirSizes` is what the log directories of a cluster's brokers hold, as the brokers themselves tell it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,31 @@ if TYPE_CHECKING:
     from tieringd.model.segment import EpochStart, LocalSegment
 
 
+NO_BROKER = -1
+"""Stands for a broker's id where there is no broker, or no one knows which."""
+
 Hole: TypeAlias = tuple[int, int]
 """Offsets that no segment of a log has, between two that are there: the first one, and the one after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSize:
+    """The `.log` bytes of one partition in one log directory."""
+
+    topic_partition: TopicPartition
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirSizes:
+    """One log directory of one broker."""
+
+    broker: int
+    path: str
+    """Empty where the broker did not tell of its log directories at all."""
+    replicas: tuple[ReplicaSize, ...] = ()
+    error: str = ""
+    """Why it is not known what is there; empty when it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,82 @@ low, also on small disks where its threshold is the higher one.
 
 This module judges one disk from one reading. Who is told, how often a line is written and what
 degraded mode does are not its business.
+
+Two decisions follow from a verdict. `plan_ballast` says when the ballast file is let go, and when there is
+room for it again: it is made only where the disk would be all right with it, so it never fills the disk,
+and does not come back at once.
+
+`degraded_nodes`, `plan_lowering` and `plan_additions` decide which broker of the cluster acts, and which
+producers' quotas are lowered and put back. A quota holds back clients' writes and leaves replication alone.
+Of the quotas that fit a client Kafka takes the most special one, so lowering the default is not enough:
+each quota that goes before it, and allows more, is lowered as well. A quota that is set to less already
+stays as it is. What an operator sets meanwhile is never undone: a quota is put back only while it still is
+as we made it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
 
-from tieringd.model.disk_state import DiskState
+from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tieringd.model.disk_state import QuotaEntity
+
 
 _MARGINS_IN_THRESHOLD = 10
 """A state is left when free space is above its threshold by this part of it."""
 _UNIT_STEP = 1024
+
+
+def degraded_nodes(states: Mapping[int, DiskState]) -> tuple[int, ...]:
+    """Return the brokers that are known to be degraded; the first of them acts for all."""
+    return tuple(sorted(node for node, state in states.items() if state is DiskState.DEGRADED))
+
+
+def plan_lowering(current: Mapping[QuotaEntity, float], rate: int) -> tuple[QuotaChange, ...]:
+    """Return the quotas to lower so that no producer may write more than *rate*."""
+    found = {entity: value for entity, value in current.items() if _goes_first(entity) and value > rate}
+    changes = [QuotaChange(entity, value) for entity, value in sorted(found.items(), key=_by_name)]
+    if EVERY_PRODUCER not in current:
+        changes.append(QuotaChange(EVERY_PRODUCER, None))
+    return tuple(changes)
+
+
+def plan_additions(
+    changes: Iterable[QuotaChange], current: Mapping[QuotaEntity, float], rate: int
+) -> tuple[QuotaChange, ...]:
+    """Return what came since *changes* were recorded, and is to be lowered as well."""
+    known = {change.entity for change in changes}
+    return tuple(one for one in plan_lowering(current, rate) if one.entity not in known)
+
+
+def still_to_lower(
+    changes: Iterable[QuotaChange], current: Mapping[QuotaEntity, float], rate: int
+) -> dict[QuotaEntity, float | None]:
+    """Return what to set where the quota is still what it was before."""
+    return {one.entity: rate for one in changes if current.get(one.entity) == one.previous}
+
+
+def still_to_restore(
+    changes: Iterable[QuotaChange], current: Mapping[QuotaEntity, float], rate: int
+) -> dict[QuotaEntity, float | None]:
+    """Return what to set where the quota is still at *rate*; None takes a quota away."""
+    return {one.entity: one.previous for one in changes if current.get(one.entity) == rate}
+
+
+def _goes_first(entity: QuotaEntity) -> bool:
+    """Say whether Kafka prefers an entity's quota to, or takes it for, that of every producer."""
+    kinds = dict(entity.parts)
+    return "user" in kinds and (kinds["user"] is not None or "client-id" in kinds)
+
+
+def _by_name(item: tuple[QuotaEntity, float]) -> str:
+    return str(item[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +159,42 @@ def _size(size_bytes: float) -> str:
             return f"{size_bytes:.3f}{unit}"
         size_bytes /= _UNIT_STEP
     return f"{size_bytes:.3f}PiB"
+
+
+class BallastAction(Enum):
+    """What to do with the ballast file."""
+
+    NOTHING = "nothing"
+    CREATE = "create"
+    RELEASE = "release"
+
+
+def plan_ballast(
+    reading: DiskReading,
+    settings: AlertSettings,
+    *,
+    state: DiskState,
+    held_bytes: int,
+    size_bytes: int,
+    releases: bool,
+) -> BallastAction:
+    """
+    Return what to do on a disk in this *state*, with *held_bytes* of the ballast on it.
+
+    *releases* lets the ballast go by itself when the disk is degraded.
+    """
+    if state is DiskState.DEGRADED and held_bytes and releases:
+        return BallastAction.RELEASE
+    if held_bytes == size_bytes or state is not DiskState.OK:
+        return BallastAction.NOTHING
+    return (
+        BallastAction.CREATE
+        if has_room(reading, settings, size_bytes - held_bytes)
+        else BallastAction.NOTHING
+    )
+
+
+def has_room(reading: DiskReading, settings: AlertSettings, more_bytes: int) -> bool:
+    """Say whether a disk would be all right with *more_bytes* on it, and not low at the next breath."""
+    after = replace(reading, free_bytes=reading.free_bytes - more_bytes)
+    return judge_disk(after, settings, previous=DiskState.DEGRADED).state is DiskState.OK

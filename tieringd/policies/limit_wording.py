@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tieringd.policies.local_target import LocalLimit, LocalTarget
+    from tieringd.policies.local_retention import LocalLimit, LocalTarget
     from tieringd.policies.total_retention import TotalRetention
 
 _UNITS: tuple[tuple[str, int], ...] = (

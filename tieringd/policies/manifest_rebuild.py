@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
-from tieringd.model.rewriting import SegmentIdentity
-from tieringd.model.segment import CrossingTransaction
+from tieringd.model.segment import CrossingTransaction, SegmentIdentity
 from tieringd.policies.epoch_history import epoch_at
 from tieringd.policies.standing_rewritings import Candidate, standing_rewritings
 

@@ -13,21 +13,34 @@ compaction, which may take its place again (`policies.record_removal`). Nor over
 attempt could not merge: it is passed over for good. A merged segment fits into a file of a broker.
 
 This is not compaction, which drops records. What is merged holds every byte of its parts, in order.
+
+`merged_segment` makes the manifest's row of a merged segment, from the rows of its parts and its index. The
+row belongs to the merging writer: its name is unique. Its times are chosen so that retention lets none of
+its records go earlier than it would have without the merge.
+
+`explain_merging` says why a stored segment is not merged with its neighbours, or that it is going to be. It
+decides nothing: it asks the policy. Only the daemon knows what an earlier attempt could not merge, and says
+so in its log.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from tieringd.model.segment import NO_TIMESTAMP, RemoteSegment
+from tieringd.policies.retention_time import retention_time_ms
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.segment import SegmentIndex
     from tieringd.model.segment_table import SegmentTable
+
 
 FILE_BYTES_MAX = 2**31 - 1
 """What a broker's index can point at, in bytes, and in offsets from a segment's base."""
@@ -37,6 +50,46 @@ RUN_SEGMENTS_MAX = 1_000
 """Well below the number of parts that any store joins, and few enough indexes to hold at once."""
 RUNS_AT_ONCE_MAX = 4
 """As the original has it."""
+
+STILL_LOCAL = "its offsets are still on the broker's disk, and a trim compares them with it"
+
+
+def merged_segment(
+    parts: Sequence[RemoteSegment],
+    index: SegmentIndex,
+    *,
+    sidecar_bytes: int,
+    sidecar_crc32c: int,
+    leader_epoch: int,
+    writer_id: str,
+) -> RemoteSegment:
+    """
+    Return the row of the object that *parts* make; *index* is of that.
+
+    *leader_epoch* and *writer_id* are of the writer who merges.
+    """
+    base_times = [one.base_timestamp_ms for one in parts if one.base_timestamp_ms != NO_TIMESTAMP]
+    broker_times = [one.broker_timestamp_ms for one in parts]
+    merged = RemoteSegment(
+        base_offset=index.base_offset,
+        last_offset=index.last_offset,
+        size_bytes=index.size_bytes,
+        crc32c=index.crc32c,
+        base_timestamp_ms=min(base_times, default=NO_TIMESTAMP),
+        max_timestamp_ms=max(one.max_timestamp_ms for one in parts),
+        leader_epoch=leader_epoch,
+        writer_id=writer_id,
+        uploaded_at_ms=max(one.uploaded_at_ms for one in parts),
+        index_size_bytes=sidecar_bytes,
+        # It stands for all of the records, or for none: a part of which nothing is noted may be newer.
+        broker_timestamp_ms=NO_TIMESTAMP if NO_TIMESTAMP in broker_times else max(broker_times),
+        index_crc32c=sidecar_crc32c,
+    )
+    counted_from_ms = max(retention_time_ms(one) for one in parts)
+    if retention_time_ms(merged) < counted_from_ms:
+        # A part without timestamps counts from its upload, of which the others' timestamps know nothing.
+        return replace(merged, broker_timestamp_ms=counted_from_ms)
+    return merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,3 +337,54 @@ def _bounds_of_held(manifest: PartitionManifest) -> Iterable[int]:
 def _rows_before(table: SegmentTable, offset: int) -> int:
     """Return how many segments end at or before *offset*."""
     return bisect_right(table.column("last_offset"), offset - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MergingTerms:
+    """What holds for a topic."""
+
+    is_enabled: bool
+    is_compacted: bool
+    limits: MergeLimits | None
+    """None where its segments are not merged at all."""
+    idle_because: str = ""
+    """Why the daemon beside this broker does nothing to the partition."""
+
+
+def why_never_merged(terms: MergingTerms) -> str:
+    """Say why no segment of a topic is merged; empty when they may be."""
+    if not terms.is_enabled:
+        return "cloud_storage_enable_segment_merging is off"
+    if terms.is_compacted:
+        return "the topic is compacted, and its segments are replaced one by one"
+    if terms.idle_because:
+        return terms.idle_because
+    return "" if terms.limits is not None else "the topic is not archived"
+
+
+def explain_merging(
+    manifest: PartitionManifest, log: LocalLog, terms: MergingTerms, *, log_start_offset: int
+) -> Mapping[int, str]:
+    """Return what there is to say of each live segment of *manifest*, by its base offset."""
+    bases = list(manifest.segments.column("base_offset"))
+    never = why_never_merged(terms)
+    if never or terms.limits is None:
+        return dict.fromkeys(bases, never)
+    rows = len(bases)
+    limits = replace(terms.limits, runs_max=rows + 1, rows_max=rows + RUN_SEGMENTS_MAX + 1)
+    up_to = merge_limit_offset(log, log_start_offset=log_start_offset)
+    plan = plan_merges(manifest, limits, up_to=up_to)
+    found = dict.fromkeys(bases, STILL_LOCAL)
+    told = [(run.base_offset, run.segments, _becomes_one(run)) for run in plan.runs]
+    told += [(one.base_offset, one.segments, one.reason) for one in plan.passed]
+    for base_offset, segments, text in told:
+        row = bisect_left(bases, base_offset)
+        found |= dict.fromkeys(bases[row : row + segments], text)
+    return found
+
+
+def _becomes_one(run: MergeRun) -> str:
+    return (
+        f"it becomes part of offsets {run.base_offset} to {run.next_offset - 1}, {run.segments} segments of "
+        f"{run.size_bytes} bytes together, once the object store is idle"
+    )

@@ -1,26 +1,57 @@
 """
 Space plan: what the partitions on one filesystem give up when their logs are over the log area.
 
-Values only: what a plan is made from, and what it says. `policies.space_planner` makes it. Nothing
-is trimmed here. The archiver raises its trim target to the plan's offset, and proves and clamps as
+Nothing is trimmed here. The archiver raises its trim target to the plan's offset, and proves and clamps as
 for any other trim.
+
+`plan_space` chooses what the partitions on one filesystem give up. Five phases follow each other, and
+planning stops as soon as enough is found:
+
+1. what retention and advised local targets allow, the partition with the largest removal first;
+2. what is past strict local targets by now, and not yet in the published hint;
+3. topics without local settings of their own, down to two segments;
+4. topics with local settings of their own, down to two segments;
+5. every topic, down to its active segment.
+
+After the first two phases each partition is at its local target, or its data is not durable. Only then do
+phases 3 to 5 override the targets.
+
+Phases 2 to 5 are fair: they go over the partitions in laps, and each partition gives one segment, its
+oldest, in a lap. A lap begins after the partition that gave the last segment of the round before, and goes
+by partition number and then by topic, so that topics take turns.
+
+In every phase a removal is a prefix of the log, ends at or below the durable offset, and leaves the active
+segment. All phases together make one fixed sequence of segments, of which a plan is the shortest sufficient
+prefix: more pressure never plans less, and no plan goes more than one segment beyond what is needed. What
+is below log start is on its way out: it is neither planned again nor counted as in use.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tieringd.model.partition import TopicPartition
     from tieringd.model.segment import LocalSegment
 
+
 _DEAD_BANDS_IN_TARGET = 20
 """At least so many: on a small disk one segment can be all the room there is."""
+
+_size_bytes: Callable[[LocalSegment], int] = attrgetter("size_bytes")
+_next_offset: Callable[[LocalSegment], int] = attrgetter("next_offset")
+"""Of a closed segment: no other is searched or taken."""
+
+ENOUGH = "nothing more is needed"
+ONLY_ACTIVE = "the active segment always stays"
+EMPTY = "there is nothing on disk"
 
 
 class Phase(IntEnum):
@@ -175,3 +206,211 @@ class SpacePlan:
             for phase in self.phases
             for removal in phase.removals
         }
+
+
+def plan_space(
+    partitions: Iterable[SpacePartition], demand: SpaceDemand, *, cursor: TopicPartition | None = None
+) -> SpacePlan:
+    """
+    Choose what the *partitions* of one filesystem give up.
+
+    *cursor* is the one of the plan that was carried out last; None begins with the first partition.
+    """
+    heads = sorted(map(_Head, partitions), key=_turn)
+    leaving_bytes = sum(_size(head.partition.segments[: head.first]) for head in heads)
+    excess_bytes = max(0, demand.used_bytes - leaving_bytes - demand.target_bytes)
+    wanted_bytes = demand.wanted_bytes(excess_bytes)
+    first = bisect_right(heads, (cursor.partition, cursor.topic), key=_turn) if cursor else 0
+    phases, last = _run_phases(heads[first:] + heads[:first], wanted_bytes)
+    heads.sort(key=lambda head: head.partition.topic_partition)
+    return SpacePlan(
+        excess_bytes=excess_bytes,
+        wanted_bytes=wanted_bytes,
+        leaving_bytes=leaving_bytes,
+        phases=phases,
+        kept=tuple(map(_kept, heads)),
+        cursor=last or cursor,
+    )
+
+
+class _Head:
+    """
+    Where a partition's log begins while the phases go over it.
+
+    *first* counts the segments that are gone, and *end* those that may go at the most: the closed
+    and durable ones.
+    """
+
+    __slots__ = ("end", "first", "partition")
+
+    def __init__(self, partition: SpacePartition) -> None:
+        self.partition = partition
+        self.first, self.end = 0, partition.closed_count
+        self.first = self.count_to(partition.log_start_offset)
+        self.end = self.first if partition.not_reclaimable else self.count_to(partition.durable_next_offset)
+
+    def count_to(self, next_offset: int) -> int:
+        """Return how many segments are gone once all that may, and end at or below *next_offset*, are."""
+        return bisect_right(self.partition.segments, next_offset, self.first, self.end, key=_next_offset)
+
+    def count_leaving(self, closed: int) -> int:
+        """Return how many segments are gone once only *closed* closed ones, if so many, are left."""
+        return max(self.first, min(self.end, self.partition.closed_count - closed))
+
+    def take(self, until: int) -> Removal:
+        """Let go of the segments before number *until*."""
+        gone = self.partition.segments[self.first : until]
+        self.first = until
+        return Removal(self.partition.topic_partition, _next_offset(gone[-1]), len(gone), _size(gone))
+
+
+def _past_retention(head: _Head) -> int:
+    """Phase 1: return how many segments are gone once all that retention allows are."""
+    return head.count_to(head.partition.retention_next_offset)
+
+
+def _past_local_retention(head: _Head) -> int:
+    """Phase 2: the same for the local target as it is by now."""
+    return head.count_to(head.partition.local_retention_next_offset)
+
+
+def _default_to_two_segments(head: _Head) -> int:
+    """Phase 3: leave the active segment and the newest closed one, on default settings."""
+    return head.first if head.partition.has_explicit_target else head.count_leaving(closed=1)
+
+
+def _explicit_to_two_segments(head: _Head) -> int:
+    """Phase 4: the same for a topic with settings of its own."""
+    return head.count_leaving(closed=1) if head.partition.has_explicit_target else head.first
+
+
+def _to_active_segment(head: _Head) -> int:
+    """Phase 5: leave only the active segment."""
+    return head.count_leaving(closed=0)
+
+
+_REACH: dict[Phase, Callable[[_Head], int]] = {
+    Phase.RETENTION: _past_retention,
+    Phase.LOCAL_RETENTION: _past_local_retention,
+    Phase.DEFAULT_TARGETS: _default_to_two_segments,
+    Phase.EXPLICIT_TARGETS: _explicit_to_two_segments,
+    Phase.ACTIVE_SEGMENT: _to_active_segment,
+}
+
+
+def _run_phases(
+    heads: Sequence[_Head], wanted_bytes: int
+) -> tuple[tuple[PhasePlan, ...], TopicPartition | None]:
+    """Run the five phases over *heads*, which are in turn; return also who gave last in a lap."""
+    phases: list[PhasePlan] = []
+    last: TopicPartition | None = None
+    for phase, reach in _REACH.items():
+        removals: tuple[Removal, ...] = ()
+        if wanted_bytes > 0:
+            open_heads = [(head, until) for head in heads if (until := reach(head)) > head.first]
+            if phase is Phase.RETENTION:
+                removals = _take_largest_first(open_heads, wanted_bytes)
+            else:
+                removals, last = _take_in_laps(open_heads, wanted_bytes)
+        phases.append(PhasePlan(phase, removals))
+        wanted_bytes -= phases[-1].size_bytes
+    return tuple(phases), last
+
+
+def _take_largest_first(open_heads: Iterable[tuple[_Head, int]], wanted_bytes: int) -> tuple[Removal, ...]:
+    """
+    Take all that each head may give, the one with most bytes first, until *wanted_bytes* are found.
+
+    Heads with the same number of bytes stay in turn.
+    """
+    by_size = sorted(
+        ((_size(head.partition.segments[head.first : until]), head, until) for head, until in open_heads),
+        key=itemgetter(0),
+        reverse=True,
+    )
+    removals: list[Removal] = []
+    for size_bytes, head, until in by_size:
+        if wanted_bytes <= 0:
+            break
+        stop = until if size_bytes < wanted_bytes else _shortest(head, wanted_bytes)
+        removals.append(head.take(stop))
+        wanted_bytes -= removals[-1].size_bytes
+    return tuple(removals)
+
+
+def _shortest(head: _Head, wanted_bytes: int) -> int:
+    """Return how many segments are gone once *wanted_bytes*, and not a segment more, are."""
+    until = head.first
+    while wanted_bytes > 0:
+        wanted_bytes -= head.partition.segments[until].size_bytes
+        until += 1
+    return until
+
+
+def _take_in_laps(
+    open_heads: Sequence[tuple[_Head, int]], wanted_bytes: int
+) -> tuple[tuple[Removal, ...], TopicPartition | None]:
+    """
+    Take one segment of each head in a lap, until *wanted_bytes* are found.
+
+    What each lap takes is summed first, so that the whole laps are taken in one go: one look at
+    each segment, however many laps there are. Returned as well is who gave last in the lap that ended
+    early; None when no lap did.
+    """
+    laps, missing_bytes = _whole_laps(open_heads, wanted_bytes)
+    taken = [min(until, head.first + laps) for head, until in open_heads]
+    last: TopicPartition | None = None
+    for number, (head, until) in enumerate(open_heads):
+        if missing_bytes <= 0:
+            break
+        if taken[number] < until:
+            missing_bytes -= head.partition.segments[taken[number]].size_bytes
+            taken[number] += 1
+            last = head.partition.topic_partition
+    removals = (
+        head.take(stop) for (head, _), stop in zip(open_heads, taken, strict=True) if stop > head.first
+    )
+    return tuple(removals), last
+
+
+def _whole_laps(open_heads: Iterable[tuple[_Head, int]], wanted_bytes: int) -> tuple[int, int]:
+    """Return how many laps fit before the one that finds *wanted_bytes*, and what is missing then."""
+    lap_bytes: list[int] = []
+    for head, until in open_heads:
+        lap_bytes.extend([0] * (until - head.first - len(lap_bytes)))
+        for lap, segment in enumerate(head.partition.segments[head.first : until]):
+            lap_bytes[lap] += segment.size_bytes
+    for laps, size_bytes in enumerate(lap_bytes):
+        if size_bytes >= wanted_bytes:
+            return laps, wanted_bytes
+        wanted_bytes -= size_bytes
+    return len(lap_bytes), wanted_bytes
+
+
+def _kept(head: _Head) -> Kept:
+    left = head.partition.segments[head.first :]
+    return Kept(head.partition.topic_partition, _size(left), _why_kept(head))
+
+
+def _why_kept(head: _Head) -> str:
+    partition = head.partition
+    if partition.not_reclaimable:
+        return partition.not_reclaimable
+    if head.first == len(partition.segments):
+        return EMPTY
+    if head.first < head.end:
+        return ENOUGH
+    if head.first == partition.closed_count:
+        return ONLY_ACTIVE
+    base_offset = partition.segments[head.first].base_offset
+    return f"segment {base_offset} is not proved durable: the archive ends at {partition.durable_next_offset}"
+
+
+def _turn(head: _Head) -> tuple[int, str]:
+    """Order a lap: partition 0 of each topic, then partition 1, so that topics take turns."""
+    name = head.partition.topic_partition
+    return name.partition, name.topic
+
+
+def _size(segments: Iterable[LocalSegment]) -> int:
+    return sum(map(_size_bytes, segments))

@@ -33,12 +33,12 @@ from itertools import accumulate
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Final
 
-from tieringd.model.rewriting import RewritingKind
+from tieringd.model.segment import RewritingKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tieringd.model.rewriting import Rewriting, SegmentIdentity
+    from tieringd.model.segment import Rewriting, SegmentIdentity
 
 UNDER_WAY_MS: Final = 3_600_000
 """A merge is named that long after it was stored, at the most."""

@@ -7,7 +7,7 @@ segment goes when either says so, so the larger removal wins. Size removal goes 
 is at the limit or under it. The walk goes no further than the archive: what is not durable yet is
 uploaded first, and goes later.
 
-What a user's DeleteRecords took from the broker's log (`policies.user_deletion`) goes as well, whatever the
+What a user's DeleteRecords took from the broker's log (`users_start`) goes as well, whatever the
 limits say. It may end inside a segment: that one stays, and nobody reads what is before in it.
 
 This is not local retention, which only moves data off the broker, and nothing here deletes an
@@ -17,6 +17,22 @@ in between leaves objects that nothing refers to, and never references to nothin
 What one look would let go is only noted. The next look, an interval later, has to agree: the start of
 a broker's log, its files and its configuration may all be wrong for a moment, and a deletion is for
 ever.
+
+`users_start` finds a user's DeleteRecords in the start of the broker's log. A log's start moves on for
+three reasons: we trimmed it, the broker's own retention took whole segments, or a user had records deleted.
+The archive follows only the last, and the broker does not say which one it was. A start is certainly a
+user's where all of this holds:
+
+* it is past our own trims, of which the manifest has a record, and past where the log began when its leader
+  claimed the manifest: replicas roll at different offsets, so what an earlier leader's retention cut may lie
+  inside a segment of ours;
+* it is inside a local segment: retention takes whole ones;
+* no stored segment begins there, so that it is no end of a segment of an earlier leader either.
+
+Every other start counts as not a user's: then the archive keeps more than it has to, until total retention.
+A log whose offsets are translated (Redpanda's) tells nothing, as its own retention may cut a segment. A
+start is acted on only after two observations that agree, because a broker that crashed may show another
+start for a while.
 """
 
 from __future__ import annotations
@@ -32,6 +48,25 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import LocalSegment
     from tieringd.model.segment_table import SegmentTable
+
+
+def users_start(log: LocalLog, manifest: PartitionManifest, *, log_start_offset: int) -> int | None:
+    """
+    Return the offset before which a user deleted the records; None where none did, or it is not certain.
+
+    It is never past what is archived, and always past the archive's start.
+    """
+    start_offset = min(log_start_offset, manifest.next_offset)
+    is_ours = log_start_offset <= manifest.trimmed_offset
+    if is_ours or start_offset <= manifest.start_offset or log.is_reframed:
+        return None
+    is_inside = any(
+        segment.base_offset < log_start_offset < (segment.next_offset or log_start_offset + 1)
+        for segment in log.segments
+    )
+    stored = manifest.segments.covering(log_start_offset)
+    is_stored_base = stored is not None and stored.base_offset == log_start_offset
+    return start_offset if is_inside and not is_stored_base else None
 
 
 @dataclass(frozen=True, slots=True)

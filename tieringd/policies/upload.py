@@ -3,6 +3,17 @@ Upload planning: what of one partition's log to upload next, and why not the res
 
 Planning goes on from the manifest's `next_offset`, oldest first, and stops at the first
 segment that must wait, so the remote log never has a hole that is not recorded.
+
+`seconds_to_loss` estimates how long until the broker's own retention would delete what is not durable yet.
+Kafka deletes a closed segment when its newest record is older than `retention.ms`, and from the head while
+more than `retention.bytes` would remain. The newest record's time is not known before a segment is read, so
+the file's modification time stands for it: for data that arrives as it is produced they are the same. The
+active segment is not safe either. When its newest record has expired, Kafka closes and deletes it in one
+go: it is never seen closed. So what is stable in it is uploaded in time.
+
+`plan_assignment` decides which archivers should run, given what this broker leads and what runs now. An
+archiver belongs to one partition under one leader epoch. A new epoch means a new archiver: the old one
+learned the manifest under a claim that has ended.
 """
 
 from __future__ import annotations
@@ -16,11 +27,82 @@ from tieringd.policies.retention_time import CLOCK_ERROR_MAX_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
 
     from tieringd.model.local_log import LocalLog
     from tieringd.model.manifest import PartitionManifest
-    from tieringd.model.partition import LogBounds
+    from tieringd.model.partition import Leadership, LogBounds
     from tieringd.model.segment import LocalSegment, RemoteSegment
+
+
+def seconds_to_loss(
+    log: LocalLog,
+    *,
+    next_offset: int,
+    log_end_offset: int,
+    retention_ms: int | None,
+    retention_bytes: int | None,
+    now_ms: int,
+) -> float:
+    """
+    Return the time left for the oldest segment that reaches past *next_offset*.
+
+    None is retention without limit. Infinity when nothing waits, or nothing limits; 0 when the
+    broker may delete it at its next check. By size the active segment is never deleted.
+    """
+    remaining_bytes = log.size_bytes
+    for segment in log.segments:
+        end_offset = log_end_offset if segment.next_offset is None else segment.next_offset
+        remaining_bytes -= segment.size_bytes
+        if end_offset <= next_offset:
+            continue
+        is_past_size = retention_bytes is not None and remaining_bytes >= retention_bytes
+        if is_past_size and not segment.is_active:
+            return 0.0
+        if retention_ms is None:
+            return math.inf
+        return max(0.0, (segment.modified_ns / 1e6 + retention_ms - now_ms) / 1000)
+    return math.inf
+
+
+def rescue_due_ms(log: LocalLog, *, retention_ms: int | None) -> float:
+    """
+    Return from when on what is stable in the active segment must not wait until it is closed.
+
+    Halfway from its last record to its deletion, which leaves the other half for a store that is
+    away. Infinity when the broker deletes nothing by time. A segment that is written to now and
+    then never comes to it, and one that was uploaded has nothing more to give.
+    """
+    if retention_ms is None or not log.segments or not log.segments[-1].is_active:
+        return math.inf
+    return log.segments[-1].modified_ns / 1e6 + retention_ms / 2
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentPlan:
+    """Archivers to stop and to start, each in partition order."""
+
+    stop: tuple[Leadership, ...]
+    start: tuple[Leadership, ...]
+
+
+def plan_assignment(
+    wanted: AbstractSet[Leadership], running: AbstractSet[Leadership], fenced: AbstractSet[Leadership]
+) -> AssignmentPlan:
+    """
+    Compare *wanted* with *running*.
+
+    A leadership in *fenced* was lost to another writer and is not started again: the two would
+    take the manifest from each other for ever. It may come back under a higher epoch.
+    """
+    return AssignmentPlan(
+        stop=tuple(sorted(running - wanted, key=_order)),
+        start=tuple(sorted(wanted - running - fenced, key=_order)),
+    )
+
+
+def _order(leadership: Leadership) -> tuple[str, int, int]:
+    return (leadership.partition.topic, leadership.partition.partition, leadership.leader_epoch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,11 @@ import structlog
 from tieringd.errors import CorruptDataError, LocalFileError, StorageUnavailable, TieringError
 from tieringd.formats.cache_names import chunk_name
 from tieringd.formats.object_keys import data_key
-from tieringd.policies.chunk_layout import plan_chunks
-from tieringd.policies.read_sequences import ReadSequences
+from tieringd.policies.reading import ReadSequences, plan_chunks
 from tieringd.reading.chunk_download import ChunkDownloader, DownloadLimits, check_file
 from tieringd.reading.index_cache import IndexCache
 from tieringd.storage.base import FileSlice
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread, in_thread_or
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -41,9 +40,8 @@ if TYPE_CHECKING:
     from tieringd.metrics import CacheMetrics
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.policies.chunk_layout import Chunk, ChunkLayout
-    from tieringd.reading.cache_keeper import CacheKeeper
-    from tieringd.reading.open_chunks import OpenEntry
+    from tieringd.policies.reading import Chunk, ChunkLayout
+    from tieringd.reading.cache_keeper import CacheKeeper, OpenEntry
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

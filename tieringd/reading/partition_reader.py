@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import floor_position
 from tieringd.errors import CorruptDataError, LocalFileError
-from tieringd.formats.leader_epochs import put_first_epoch
 from tieringd.formats.record_batch import HEADER_BYTES, encode_batch, parse_header
+from tieringd.formats.restored_batches import put_first_epoch
 from tieringd.storage.base import FileSlice
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tieringd.formats.record_batch import BatchHeader
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import AbortedTransaction, SegmentIndex
-    from tieringd.policies.chunk_layout import Chunk
+    from tieringd.policies.reading import Chunk
     from tieringd.reading.hydrator import HydratedChunk, Hydrator
 
 

@@ -8,5 +8,5 @@ Read in this order:
 
 * `restorer`: one partition into a log directory, with the offsets that it had.
 * `republisher`: the records of one partition into another cluster, with new offsets.
-* `archive_mover`, `partition_mover`, `object_copier`: an archive, a partition, an object to another bucket.
+* `archive_mover`, `partition_mover`: an archive, and a partition with its objects, to another bucket.
 """

@@ -19,14 +19,14 @@ from tieringd.errors import ConfigError, ObjectNotFound, TieringError
 from tieringd.formats.object_keys import client_quotas_key, history_link_key
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.recovery.partition_mover import PartitionCopy, is_copy
-from tieringd.storage.creating import create
+from tieringd.storage.checked_puts import create
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from tieringd.archive.catalog import Catalog
     from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.scrub.verifier import Verifier
+    from tieringd.archive.scrub.segment_look import Verifier
     from tieringd.formats.topic_manifest import TopicManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.reading.history import History

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.compression import Codec
 from tieringd.formats.object_keys import data_key
-from tieringd.reading.log_reader import LogReader
+from tieringd.reading.history import LogReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,10 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tieringd.errors import CorruptDataError
-from tieringd.formats.leader_epochs import FIRST_LEADER_EPOCH
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker
-from tieringd.formats.restored_batches import restored_index
+from tieringd.formats.restored_batches import FIRST_LEADER_EPOCH, restored_index
 from tieringd.model.segment import AbortedTransaction
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
-    from tieringd.policies.restore import RestorePlan
+    from tieringd.policies.recovery import RestorePlan
 
 
 @dataclass(frozen=True, slots=True)

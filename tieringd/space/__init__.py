@@ -6,8 +6,9 @@ requests to archivers to trim, the size of the chunk cache, the ballast file, lo
 
 Read in this order:
 
-* `space_manager`, `space_facts`: a plan for the logs of each filesystem, from the facts of each partition.
-* `disk_monitor`: free and total bytes, and the alert that the next two act on. `rounds` repeats their work.
-* `degraded_mode`, `disk_state_board`, `producer_brake`: no client writes while the disk of a broker is full.
+* `space_manager`: a plan for the logs of each filesystem, from the facts of each partition.
+* `disk_monitor`: free and total bytes, and the alert that the next three act on.
+* `degraded_mode`, `producer_brake`: no client writes while the disk of a broker is full. The brokers tell
+  each other the states of their disks through a board in the bucket.
 * `ballast`: the file that is given up to make room.
 """

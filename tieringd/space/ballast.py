@@ -1,7 +1,7 @@
 """
 The ballast keeper: makes the ballast file while there is room, and lets it go when told to.
 
-When is decided by `policies.ballast`, and how by `broker.ballast_file`. An operator's commands go
+When is decided by `policies.disk_alert`, and how by `broker.ballast_file`. An operator's commands go
 the same way, so a file that was let go by hand comes back only when the disk is all right with it.
 """
 
@@ -16,14 +16,13 @@ import structlog
 
 from tieringd.broker.ballast_file import BallastFile, find_ballast_path
 from tieringd.errors import LocalFileError, TieringError
-from tieringd.policies.ballast import BallastAction, has_room, plan_ballast
-from tieringd.policies.disk_alert import DiskReading, judge_disk
-from tieringd.space.rounds import Rounds
+from tieringd.policies.disk_alert import BallastAction, DiskReading, has_room, judge_disk, plan_ballast
+from tieringd.space.disk_monitor import Rounds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tieringd.broker.filesystems import Filesystems
+    from tieringd.broker.disk_use import Filesystems
     from tieringd.metrics import Metrics
     from tieringd.policies.disk_alert import AlertSettings
 

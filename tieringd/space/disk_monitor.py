@@ -3,6 +3,8 @@ The disk monitor: how full the disks are, every second, for metrics, the log and
 
 It judges with `policies.disk_alert` and only tells: degraded mode and the ballast file listen to
 it. The cache's disk has metrics and a line of its own, and never makes the broker degraded.
+
+`Rounds` repeats work at every interval, and at once on a hint.
 """
 
 from __future__ import annotations
@@ -17,17 +19,40 @@ from tieringd.model.disk_state import DiskState
 from tieringd.policies.disk_alert import DiskReading, DiskVerdict, alert_line, judge_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from tieringd.broker.filesystems import FilesystemReading, Filesystems
+    from tieringd.broker.disk_use import FilesystemReading, Filesystems
     from tieringd.errors import LocalFileError
     from tieringd.metrics import DiskGauges, Metrics
     from tieringd.policies.disk_alert import AlertSettings
+
 
 log = structlog.get_logger(__name__)
 
 LINE_INTERVAL_SECONDS: Final = 3600.0
 """A disk that stays as it is has one line in this time."""
+
+
+class Rounds:
+    """The rounds of one piece of work."""
+
+    def __init__(self) -> None:
+        self._hinted = asyncio.Event()
+
+    def hint(self) -> None:
+        """Begin the next round now, or once the one under way is over."""
+        self._hinted.set()
+
+    async def run(self, step: Callable[[], Awaitable[None]], *, interval_seconds: float) -> None:
+        """Do *step* now, on every hint, and at least every interval, until cancelled."""
+        while True:
+            self._hinted.clear()
+            await step()
+            try:
+                async with asyncio.timeout(interval_seconds):
+                    await self._hinted.wait()
+            except TimeoutError:
+                continue
 
 
 @dataclass(slots=True)

@@ -19,17 +19,17 @@ import structlog
 from crc32c import crc32c
 
 from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.disk_state import QuotaPhase, QuotaRecord, decode_quota_record, encode_quota_record
 from tieringd.formats.object_keys import client_quotas_key
-from tieringd.formats.quota_record import QuotaPhase, QuotaRecord, decode_quota_record, encode_quota_record
-from tieringd.model.client_quota import PRODUCER_BYTE_RATE
-from tieringd.policies.degraded import plan_additions, plan_lowering, still_to_lower, still_to_restore
+from tieringd.model.disk_state import PRODUCER_BYTE_RATE
+from tieringd.policies.disk_alert import plan_additions, plan_lowering, still_to_lower, still_to_restore
 from tieringd.storage.base import IfAbsent, IfVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tieringd.broker.base import Broker
-    from tieringd.model.client_quota import QuotaEntity
+    from tieringd.model.disk_state import QuotaEntity
     from tieringd.storage.base import ObjectStore
 
 log = structlog.get_logger(__name__)

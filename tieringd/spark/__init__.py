@@ -1,4 +1,13 @@
-"""The PySpark data source and its jobs. Imports model, formats, storage and config only."""
+"""
+The PySpark data source and its jobs.
+
+In: an archive's objects, by way of `archive` and `storage`. Out: rows of Spark, and archives that jobs
+changed. An executor never imports a room of the daemon.
+
+Read `source` (the data source), `decoder` (batches to Arrow) and `jobs`. `bucket` opens an archive on
+driver and executors; `worker_daemon` and `worker_process` start the workers. `record_spans`,
+`latest_records`, `key_eraser` and `machine_code` take records out of batches.
+"""
 
 from __future__ import annotations
 

@@ -16,11 +16,10 @@ from concurrent.futures import wait
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeVar
 
-from tieringd.archive.archive_reader import CHUNK_BYTES, ArchiveReader
+from tieringd.archive.archive_reader import CHUNK_BYTES, ArchiveReader, SegmentIndexes
 from tieringd.archive.catalog import Catalog
 from tieringd.archive.manifest_store import ManifestStore
 from tieringd.archive.record_reader import RecordReader
-from tieringd.archive.segment_indexes import SegmentIndexes
 from tieringd.metrics import Metrics
 from tieringd.model.segment import JOB_PREFIX
 from tieringd.storage.archive_clock import ArchiveClock

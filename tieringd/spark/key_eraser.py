@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieringd.spark.batch_filter import filtered_batch
-from tieringd.spark.record_spans import record_spans
+from tieringd.spark.record_spans import filtered_batch, record_spans
 
 if TYPE_CHECKING:
     from tieringd.archive.archive_reader import Batch

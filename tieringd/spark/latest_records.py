@@ -14,8 +14,7 @@ import numpy as np
 
 from tieringd.formats.records import control_type
 from tieringd.formats.transactions import ReadCommittedFilter
-from tieringd.spark.batch_filter import filtered_batch
-from tieringd.spark.record_spans import NULL, record_spans
+from tieringd.spark.record_spans import NULL, filtered_batch, record_spans
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,6 +4,8 @@ Where the records of a batch stand in its unpacked bytes, found in machine code;
 For work that takes records out of batches, or looks at keys: what is left is copied as it lies. Headers are
 stepped over, and not looked into. The bytes may be hostile: a position is used only after it was compared
 with the end of what it is in. `formats.records` says the same in Python, and tests hold the two together.
+
+`filtered_batch` makes a batch without unwanted records: the same bytes where all of them are wanted.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from numba.extending import register_jitable
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import decompress
 from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME
+from tieringd.formats.records import narrowed_batch
 from tieringd.spark.machine_code import compiled
 
 if TYPE_CHECKING:
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tieringd.formats.record_batch import BatchHeader
+
 
 NULL: Final = -1
 """The size of a key or value that is not there; an empty one has 0."""
@@ -168,3 +172,26 @@ def _walk(body: NDArray[np.uint8], last_offset_delta: int, table: NDArray[np.int
 def _compiled_walk() -> Callable[[NDArray[np.uint8], int, NDArray[np.int64]], int]:
     """Return `_walk` as machine code; there is nothing to read in its first arguments."""
     return compiled(_walk, np.frombuffer(b"", np.uint8), 0, np.empty((0, _COLUMNS), np.int64))
+
+
+def filtered_batch(
+    spans: RecordSpans, batch: memoryview, is_kept: NDArray[np.bool_]
+) -> bytes | memoryview | None:
+    """
+    Return *batch* with those of its records that *is_kept* says yes for; None where it is none of them.
+
+    *spans* are its records. A batch that had none before is kept.
+    """
+    kept = int(np.count_nonzero(is_kept))
+    if kept == len(spans):
+        return batch
+    if not kept:
+        return None
+    rows = np.flatnonzero(is_kept)
+    # Records that follow each other are copied together.
+    breaks = np.flatnonzero(np.diff(rows) > 1)
+    starts = spans.starts[rows[np.concatenate(([0], breaks + 1))]].tolist()
+    ends = spans.ends[rows[np.concatenate((breaks, [kept - 1]))]].tolist()
+    records = b"".join(spans.records[start:end] for start, end in zip(starts, ends, strict=True))
+    latest_ms = int(spans.timestamps_ms[rows].max())
+    return narrowed_batch(spans.header, records, record_count=kept, max_timestamp_ms=latest_ms)

@@ -7,12 +7,17 @@ the configured bucket and prefix. Versions are opaque strings: an ETag, a genera
 Every backend passes `tests/contract/object_store_contract.py`; that suite is the definition of this page.
 
 Retries, deadlines and limits are not a backend's business: `storage.resilient` wraps one.
+
+`truncated` and `unreadable` word the faults of a local file's slice, alike for every store.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+from tieringd.errors import LocalFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -230,3 +235,28 @@ class TimedStore(Protocol):
         before the call, or None from an answer that tells no time. No request is sent for it. A store with
         its own clock is waited for: until its first answer nothing is deleted by age.
         """
+
+
+def truncated(file_slice: FileSlice, position: int) -> LocalFileError:
+    """Return the error of a file that ends at *position*, inside the slice."""
+    path = _path_of(file_slice.fd)
+    end = file_slice.position + file_slice.size_bytes
+    return LocalFileError(
+        f"{path} ends at byte {position}, but was to be stored up to byte {end}",
+        path=path,
+        hint="it was truncated meanwhile; nothing was stored",
+    )
+
+
+def unreadable(fd: int, error: OSError) -> LocalFileError:
+    """Return the error of a file that the kernel does not read."""
+    path = _path_of(fd)
+    return LocalFileError(f"{path} cannot be read: {error.strerror}", path=path)
+
+
+def _path_of(fd: int) -> str:
+    """Return the path under which the kernel knows an open file now."""
+    try:
+        return str(Path(f"/proc/self/fd/{fd}").readlink())
+    except OSError:
+        return f"descriptor {fd}"

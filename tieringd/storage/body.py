@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp.payload import Payload
 
 from tieringd.errors import LocalFileError
-from tieringd.storage.slices import truncated, unreadable
+from tieringd.storage.base import truncated, unreadable
 from tieringd.storage.threads import finished, outlast
 from tieringd.storage.tls_transport import TlsTransport, send_lent
 

@@ -7,31 +7,45 @@ of the store. No such store says so. So each process tries it once before it sto
 wrong checksum must be refused. What a store that takes it has stored is read back from then on.
 
 Where the answer to a put tells a checksum, it is compared in any case.
+
+`require_conditional_writes` tries at the start whether a store keeps its word on conditional writes. Two
+writers are kept apart by conditions alone. A store that ignores them answers every write with success:
+nothing would look wrong until a manifest had lost segments. Some emulators, gateways and older stores do
+so, and none of them says it, hence the trial.
+
+`create` creates an object unless there is one, and believes a refusal only where it sees the object. A
+store may refuse a write that met another one although neither took effect. A caller that took this for "it
+is there" would go on without the object, and report success.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import structlog
+from crc32c import crc32c
 from crc32c import crc32c as crc32c_of
 
 from tieringd.errors import (
     BucketNotFound,
     ChecksumRejected,
+    ConfigError,
     ObjectNotFound,
+    PreconditionFailed,
     StorageDenied,
     StorageError,
     StorageUnavailable,
     StoreFull,
 )
-from tieringd.storage.base import FileSlice, IfVersion
+from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
 
 if TYPE_CHECKING:
     from tieringd.storage.base import Body, Condition, ObjectInfo, ObjectStore
+
 
 log = structlog.get_logger(__name__)
 
@@ -42,6 +56,32 @@ _TRIES: Final = 3
 """So often the bytes are sent before a store is given up that keeps other ones."""
 _READ_BYTES: Final = 8 << 20
 _TRIAL: Final = b"tieringd sends a wrong checksum with these bytes"
+
+_HINT = (
+    "choose a store with conditional writes. If only one daemon will ever write to this bucket and prefix, "
+    "cloud_storage_single_writer accepts this store; a second writer would then lose data without a word"
+)
+
+
+async def create(store: ObjectStore, key: str, body: Body, *, crc32c: int) -> bool:
+    """
+    Store an object unless there is one with *key*; say whether it was stored. Either way it is there then.
+
+    Raises:
+        StorageUnavailable: The store refused to create it, and does not have it: try again.
+        StorageError: As `ObjectStore.put` has it.
+    """
+    try:
+        await store.put(key, body, crc32c=crc32c, condition=IfAbsent())
+    except PreconditionFailed as refusal:
+        try:
+            await store.head(key)
+        except ObjectNotFound:
+            raise StorageUnavailable(
+                f"the store refused to create {key}, saying that it exists, and does not have it"
+            ) from refusal
+        return False
+    return True
 
 
 class CheckedPuts:
@@ -130,3 +170,53 @@ class CheckedPuts:
             )
             checksum = await asyncio.to_thread(crc32c_of, data, checksum)
         return checksum
+
+
+async def require_conditional_writes(store: ObjectStore, *, second: ObjectStore | None = None) -> None:
+    """
+    Return when *store* honours conditions. A small object is written, replaced and deleted.
+
+    With *second*, another opening of the same store, the two take turns: each must see at once what
+    the other has written.
+
+    Raises:
+        ConfigError: The store ignores conditions or does not take them.
+        StorageUnavailable: It is away, so nothing is known.
+        StorageDenied: It forbids to write or to delete.
+        BucketNotFound: There is no bucket.
+    """
+    key = PROBE_PREFIX + secrets.token_hex(8)
+    try:
+        await _try_conditions(store, second or store, key)
+    except (ConfigError, StorageError, StorageUnavailable):
+        # The reason matters more than a small object that stays behind.
+        with suppress(StorageError, StorageUnavailable):
+            await store.delete_many([key])
+        raise
+    await store.delete_many([key])
+
+
+async def _try_conditions(store: ObjectStore, second: ObjectStore, key: str) -> None:
+    first = await _put(store, key, b"1", IfAbsent())
+    if first is None:
+        raise ConfigError(f"the object store refused to create {key}, saying that it exists", hint=_HINT)
+    if await _put(second, key, b"2", IfAbsent()) is not None:
+        raise ConfigError("the object store replaces objects that were to be created only", hint=_HINT)
+    if await _put(second, key, b"3", IfVersion(first.version)) is None:
+        raise ConfigError("the object store does not know the version that it gave an object", hint=_HINT)
+    if await _put(store, key, b"4", IfVersion(first.version)) is not None:
+        raise ConfigError(
+            "the object store replaces objects whatever version the writer has read", hint=_HINT
+        )
+
+
+async def _put(store: ObjectStore, key: str, data: bytes, condition: Condition) -> ObjectInfo | None:
+    """Return the object that was stored, or None when the condition did not hold."""
+    try:
+        return await store.put(key, data, crc32c=crc32c(data), condition=condition)
+    except PreconditionFailed:
+        return None
+    except (BucketNotFound, StorageDenied, StoreFull):
+        raise
+    except StorageError as error:
+        raise ConfigError(f"the object store takes no conditional writes: {error}", hint=_HINT) from error

@@ -40,10 +40,8 @@ from tieringd.errors import (
     StoreFull,
 )
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion, Joined, ListPage, ObjectInfo
-from tieringd.storage.file_bytes import copied, crc32c_of_file
-from tieringd.storage.file_root import FileRoot, make_work_directory, sync_directory
-from tieringd.storage.file_systems import filesystem_type
-from tieringd.storage.file_tree import WORK_DIRECTORY, name_of, walk
+from tieringd.storage.file_root import FileRoot, filesystem_type, make_work_directory, sync_directory
+from tieringd.storage.file_tree import WORK_DIRECTORY, copied, crc32c_of_file, name_of, walk
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import finished
 

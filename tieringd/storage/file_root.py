@@ -11,6 +11,10 @@ naming the disk. The descriptor is closed after the operation, so a disk at rest
 
 Writers are kept apart by locks, and by what a freshly opened file tells. Neither holds between hosts
 on a network file system, so nothing is written to one unless there is a single writer.
+
+`filesystem_type` and `is_network_filesystem` tell the type of a file system, and whether several hosts may
+have it mounted without seeing each other. Linux tells the mount that a descriptor is on, and the type of
+each mount. Elsewhere nothing is known.
 """
 
 from __future__ import annotations
@@ -20,21 +24,52 @@ import json
 import os
 import secrets
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tieringd.errors import BucketNotFound, ConfigError, StorageDenied, StorageUnavailable
-from tieringd.storage.file_systems import filesystem_type, is_network_filesystem
 from tieringd.storage.file_tree import ROOT_MARKER, WORK_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+
+_PROC: Final = Path("/proc/self")
+_NETWORK_TYPES: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "ncpfs", "afs", "9p", "virtiofs", "fuse"}
+)
+"""Not among them: `ceph`, whose caches and locks are those of its cluster, and `fuseblk`, a local disk."""
 
 MARKER_VERSION: Final = 1
 _MAX_MARKER_BYTES: Final = 4096
 # Only Linux has O_PATH, which needs no right to list. Jobs also run where there is none.
 _ROOT_FLAGS: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _INIT_HINT: Final = "if it is to hold a new archive: tieringd archive init --config FILE"
+
+
+def filesystem_type(fd: int, *, proc: Path = _PROC) -> str:
+    """
+    Return the type of the file system that *fd* is open on, as `mount` names it; empty where nothing tells.
+
+    *proc* is where the system tells of this process.
+    """
+    try:
+        info = (proc / "fdinfo" / str(fd)).read_text()
+        mounts = (proc / "mountinfo").read_text()
+    except OSError:
+        return ""
+    mount_id = next((line.split()[1] for line in info.splitlines() if line.startswith("mnt_id:")), None)
+    for line in mounts.splitlines():
+        # The number of optional fields varies; the type comes after the separator.
+        fields, _, rest = line.partition(" - ")
+        if fields.split()[0] == mount_id:
+            return rest.split()[0]
+    return ""
+
+
+def is_network_filesystem(type_name: str) -> bool:
+    """Say whether other hosts may write to such a file system, unseen by this one's caches and locks."""
+    return type_name in _NETWORK_TYPES or type_name.startswith("fuse.")
 
 
 class DamagedMarkerError(BucketNotFound):

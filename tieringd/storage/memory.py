@@ -20,8 +20,7 @@ from crc32c import crc32c as crc32c_of
 
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import ChecksumRejected, ObjectNotFound, PreconditionFailed
-from tieringd.storage.base import FileSlice, IfVersion, Joined, ListPage, ObjectInfo
-from tieringd.storage.slices import truncated
+from tieringd.storage.base import FileSlice, IfVersion, Joined, ListPage, ObjectInfo, truncated
 from tieringd.storage.store_times import StoreTimes
 
 if TYPE_CHECKING:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from tieringd.errors import ConfigError
 from tieringd.processors import usable_processors
-from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.base import TriedStore
+from tieringd.storage.checked_puts import require_conditional_writes
 from tieringd.storage.file import FileStore
 from tieringd.storage.file_root import create_root, make_marker
-from tieringd.storage.gcs.settings import GcsSettings
 from tieringd.storage.known_roots import KnownRoots
-from tieringd.storage.probe import require_conditional_writes
 from tieringd.storage.resilient import ResilientStore, StoreLimits
-from tieringd.storage.s3.settings import S3Settings
+from tieringd.storage.settings import AzureSettings, GcsSettings, S3Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -8,6 +8,8 @@ aiohttp: connecting, the head, and the connection's return to the pool. Answers 
 through a proxy and TLS are left to it whole.
 
 One rule: a connection goes back only when its body has arrived to the last byte.
+
+`ranged` tells what an answer to a request for a range holds, in each of HTTP's ways to give it.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ import io
 import os
 import select
 import socket
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from tieringd.errors import StorageUnavailable
 from tieringd.storage.threads import finished
 from tieringd.storage.tls_transport import TlsTransport, receive_lent
 
@@ -28,8 +32,40 @@ if TYPE_CHECKING:
 
     import aiohttp
 
+    from tieringd.storage.calls import Call
+
+
 RECEIVE_FROM_BYTES = 1 << 20
 """Below this the pieces are few, and the parser has most of them with the head."""
+
+
+def ranged(
+    call: Call, data: bytes, *, status: int, content_range: str | None, position: int, size_bytes: int
+) -> bytes:
+    """
+    Return those of *size_bytes* from *position* that the object has.
+
+    Raises:
+        StorageUnavailable: The answer holds other bytes, fewer or more.
+    """
+    if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+        return b""
+    if status != HTTPStatus.PARTIAL_CONTENT:
+        # A server may answer with the whole object instead.
+        return data[position : position + size_bytes]
+    span, _, total = (content_range or "").removeprefix("bytes ").partition("/")
+    first = span.partition("-")[0]
+    if not (first.isdecimal() and total.isdecimal()):
+        raise StorageUnavailable(
+            f"{call.subject}: the answer does not say which range it is ({content_range!r})",
+            hint="check cloud_storage_api_endpoint, and proxies on the way",
+        )
+    expected = min(size_bytes, int(total) - position)
+    if (int(first), len(data)) != (position, expected):
+        raise StorageUnavailable(
+            f"{call.subject}: {len(data)} bytes from {first} arrived, not {expected} from {position}"
+        )
+    return data
 
 
 async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall_seconds: float) -> bytes:
@@ -57,10 +93,12 @@ async def receive(response: aiohttp.ClientResponse, *, executor: Executor, stall
         if begun < size_bytes:
             protocol.pause_reading()  # And with it aiohttp's own clock for silence.
             try:
-                if isinstance(transport, TlsTransport):
-                    await _receive_encrypted(transport, view[begun:], executor, stall_seconds)
-                else:
-                    await _receive_plain(transport, view[begun:], executor, stall_seconds)
+                # `getvalue` copies while a view lives, and the thread forgets its own a moment too late.
+                with view[begun:] as rest:
+                    if isinstance(transport, TlsTransport):
+                        await _receive_encrypted(transport, rest, executor, stall_seconds)
+                    else:
+                        await _receive_plain(transport, rest, executor, stall_seconds)
             except BaseException:
                 transport.abort()
                 raise

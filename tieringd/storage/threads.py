@@ -1,9 +1,10 @@
 """
 Blocking work in threads that never outlives the call that started it.
 
-A cancelled `run_in_executor` returns at once and leaves its thread at work, with descriptors
-that the caller is about to close. Here a cancelled caller asks the thread to stop, and
-waits until it has.
+A cancelled `asyncio.to_thread` or `run_in_executor` returns at once and leaves its thread at work, with files
+that the caller is about to close. `in_thread` is for calls that end soon: a cancelled caller waits until the
+thread is done, and then disposes of what it returned. `outlast` is for bodies: a cancelled caller asks the
+thread to stop, and waits until it has.
 
 Threads that move the bytes of bodies come after the loop in the processor's favour: else a loop on few
 cores stands still while they cipher. They come after it at the disk as well. A thread's priorities are set
@@ -19,12 +20,15 @@ import os
 import platform
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
+
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _NICER = 5  # 10 and 19 were no better, and let ciphers wait for the scans.
@@ -35,6 +39,32 @@ _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_CLASS_SHIFT = 13
 _IOPRIO_BEST_EFFORT = 2
 _IOPRIO_LAST_BEST_EFFORT = (_IOPRIO_BEST_EFFORT << _IOPRIO_CLASS_SHIFT) | 7
+
+
+async def in_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Return what *function* returns in a thread; a cancellation meanwhile takes effect afterwards."""
+    return await in_thread_or(_forget, partial(function, *arguments, **options))
+
+
+async def in_thread_or(dispose: Callable[[T], object], function: Callable[[], T]) -> T:
+    """Return what *function* returns; where the caller was cancelled meanwhile, *dispose* gets it."""
+    work = asyncio.get_running_loop().run_in_executor(None, function)
+    try:
+        await asyncio.wait({work})
+    except asyncio.CancelledError:
+        while not work.done():
+            try:
+                await asyncio.wait({work})
+            except asyncio.CancelledError:
+                continue  # It is passed on below.
+        if not work.cancelled() and work.exception() is None:
+            dispose(work.result())
+        raise
+    return work.result()
+
+
+def _forget(result: object) -> None:
+    """Do nothing with a result that holds nothing open."""
 
 
 def body_threads(count: int, *, name: str) -> ThreadPoolExecutor:

@@ -12,7 +12,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tieringd.policies.retention_initialisation import UNLIMITED, RequestedRetention, initial_retention
+from tieringd.policies.local_retention import UNLIMITED, RequestedRetention, initial_retention
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

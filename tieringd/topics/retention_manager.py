@@ -17,7 +17,7 @@ import structlog
 
 from tieringd.errors import BrokerDenied
 from tieringd.formats.topic_manifest import OriginalRetention, TopicManifest
-from tieringd.policies.retention_initialisation import UNLIMITED
+from tieringd.policies.local_retention import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -95,9 +95,11 @@ class TopicRegistry:
         self.is_known = True
         return is_changed
 
-    async def ensure(self, partitions: Iterable[TopicIdPartition]) -> None:
+    async def ensure(self, partitions: Iterable[TopicIdPartition]) -> bool:
         """
-        See that each topic's manifest exists and counts *partitions*.
+        Store the manifest of each topic of *partitions* that has none, or whose manifest counts fewer.
+
+        Returns whether anything was stored.
 
         Raises:
             StorageUnavailable: Try again in the next round.
@@ -107,11 +109,14 @@ class TopicRegistry:
         for one in partitions:
             identity = (one.cluster, one.topic, one.topic_id)
             counts[identity] = max(counts.get(identity, 0), one.partition + 1)
+        is_changed = False
         for identity, count in counts.items():
             key = TopicKey(*identity)
             known = self._known.get(key)
             if known is None or known.partition_count < count:
                 self._known[key] = await self._manifests.ensure_topic(key, partition_count=count)
+                is_changed = True
+        return is_changed
 
     async def record_defaults(self, key: TopicKey, defaults: TieringDefaults) -> None:
         """

@@ -20,7 +20,7 @@ stop() {
 }
 trap stop TERM INT
 
-# A trap runs between two commands, so a long sleep is waited for.
+# A shell runs a trap between two commands. So a long sleep runs in the background, and `wait` can be interrupted.
 pause() {
     sleep "$1" &
     wait $!
@@ -28,7 +28,7 @@ pause() {
 
 watch() {
     trap - TERM INT
-    # A start may take long: only what has answered once is expected to answer.
+    # A start may take long: tieringd is expected to answer only after it has answered once.
     silent=
     before=$(cksum <"$config")
     while sleep "$interval"; do
@@ -51,7 +51,7 @@ watch() {
     done
 }
 
-# A sidecar begins before its broker, which makes its log directory: without that there is nothing to pin to.
+# A sidecar starts before its broker, which makes its log directory. Before that there is nothing to pin to.
 while [ -z "$stopping" ] && [ ! -e "${SUPERVISE_WAIT_FOR:-/}" ]; do pause 1; done
 
 while [ -z "$stopping" ]; do
@@ -61,7 +61,7 @@ while [ -z "$stopping" ]; do
     watcher=$!
     wait "$child"
     code=$?
-    # A signal ends the wait and not tieringd, which has uploads in hand.
+    # A signal ends the wait but not tieringd, which first finishes its uploads.
     while kill -0 "$child" 2>/dev/null; do
         wait "$child"
         code=$?

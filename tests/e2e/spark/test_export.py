@@ -34,7 +34,7 @@ from tieringd.errors import RetryableError, StorageUnavailable, TieringError
 from tieringd.spark.jobs.export.iceberg_target import IcebergTarget
 from tieringd.spark.jobs.export.job import export
 from tieringd.spark.jobs.export.parquet_target import ParquetTarget
-from tieringd.spark.jobs.export.rules import ExportRules
+from tieringd.spark.jobs.export.state import ExportRules
 from tieringd.spark.jobs.export.work import on_spark
 from tieringd.spark.jobs.progress import silent
 

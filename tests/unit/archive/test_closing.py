@@ -7,7 +7,7 @@ import pytest
 from tests.fakes.archive import archive_in, archived, archiver_of, observed
 from tests.fakes.broker import FakeBroker
 from tests.fakes.store import store_unavailable
-from tieringd.archive.closing import closed
+from tieringd.archive.manifest_store import closed
 from tieringd.errors import FencedError, StorageUnavailable
 from tieringd.model.manifest import CLOSED_EPOCH, PartitionManifest
 

@@ -11,18 +11,17 @@ from tests.fakes.dying_store import Dying, Killed
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
-from tests.unit.housekeeping.test_segment_merger import both_ways, filled
-from tieringd.archive.merged_objects import index_of_parts, store_merged
-from tieringd.archive.object_joiner import ObjectJoiner
+from tests.unit.housekeeping.test_merging import both_ways, filled
+from tieringd.archive.archive_reader import SegmentIndexes
+from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.archive.retired_objects import delete_retired, unnamed
-from tieringd.archive.scrub.owners import Owners
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.scrub.orphan_search import Owners
 from tieringd.archive.segment_swap import SegmentSwap, Successor
 from tieringd.errors import FencedError, StorageUnavailable
+from tieringd.formats.job_records import decode_rewriting
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_prefix
-from tieringd.formats.rewriting_record import decode_rewriting
 from tieringd.model.manifest import CLOSED_EPOCH
-from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired
 from tieringd.policies.segment_merge import plan_merges

@@ -13,7 +13,7 @@ from tieringd.archive.spillover_manifests import PART_BYTES, ROW_BYTES, Spillove
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import spillover_key
 from tieringd.model.spilling import part_to_spill, spilled
-from tieringd.reading.cached_files import CachedFiles
+from tieringd.reading.index_cache import CachedFiles
 
 
 @pytest.fixture

@@ -10,9 +10,8 @@ from tests.fakes.archive import LOOKS, archive_in, archiver_of, observed, values
 from tests.fakes.broker import FakeBroker
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
-from tieringd.archive.merged_objects import index_of_parts, store_merged
-from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archive.segment_indexes import SegmentIndexes
+from tieringd.archive.archive_reader import SegmentIndexes
+from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.archive.segment_swap import SegmentSwap, Successor
 from tieringd.archiving.archive_retention import DELETED_AT_ONCE_MAX
 from tieringd.errors import FencedError, StorageUnavailable

@@ -11,7 +11,7 @@ from tests.fakes.archive import archive_in, archiver_of, observed
 from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
-from tieringd.archiving.change_queue import ended
+from tieringd.archiving.claim import ended
 from tieringd.errors import FencedError, RetryableError, StorageUnavailable
 from tieringd.model.partition import Leadership
 from tieringd.storage.background import is_background

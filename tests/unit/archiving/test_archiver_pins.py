@@ -12,7 +12,7 @@ from tieringd.broker.pins import PinDirectory
 from tieringd.policies.pinning import judged
 
 if TYPE_CHECKING:
-    from tieringd.archiving.observation import Observation
+    from tieringd.archiving.observer import Observation
 
 
 class Pinned:

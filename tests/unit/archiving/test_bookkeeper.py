@@ -12,8 +12,7 @@ from tests.fakes.log_writer import CLUSTER
 from tests.fakes.store import store_unavailable
 from tests.fakes.topics import topic_config
 from tests.fakes.virtual_loop import virtually
-from tieringd.archiving.bookkeeper import CLEAN_UP_INTERVAL_SECONDS, Bookkeeper
-from tieringd.archiving.follower import Follower
+from tieringd.archiving.bookkeeper import CLEAN_UP_INTERVAL_SECONDS, Bookkeeper, Follower
 from tieringd.archiving.observer import Followed, World
 from tieringd.errors import ConfigError
 from tieringd.formats.object_keys import topic_key

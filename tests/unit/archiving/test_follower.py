@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import Clock
 from tests.unit.model.values import PARTITION, remote, stored
 from tieringd.archive.manifest_store import ManifestStore, StoredManifest
-from tieringd.archiving.follower import REFRESH_INTERVAL_MS, REFRESHES_PER_STEP, Follower
+from tieringd.archiving.bookkeeper import REFRESH_INTERVAL_MS, REFRESHES_PER_STEP, Follower
 from tieringd.errors import CorruptDataError, StorageUnavailable
 
 if TYPE_CHECKING:

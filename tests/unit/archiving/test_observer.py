@@ -547,3 +547,13 @@ async def test_translation_of_a_partition_that_is_gone_is_forgotten(watch):
     watch.observer._translations["/gone/orders-9"] = (LOG_BEGINNING,)
     await watch.look()
     assert watch.observer._translations == {}
+
+
+async def test_topic_that_a_restore_could_not_find_is_not_trimmed(watch, writers):
+    """A restore finds topics by their manifests: until one is stored, nothing of the topic is trimmed."""
+    (before, *_) = (await watch.look()).wanted.values()
+    await watch.registry.ensure([one.identified for one in writers])
+    (after, *_) = (await watch.look()).wanted.values()
+
+    assert "topic manifest is not in the bucket yet" in before.topic.never_trimmed_because
+    assert after.topic.never_trimmed_because == ""

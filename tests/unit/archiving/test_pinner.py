@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.fakes.log_writer import LogWriter, _Segment
 from tests.fakes.virtual_loop import virtually
-from tieringd.archiving.observation import Observation
+from tieringd.archiving.observer import Observation
 from tieringd.archiving.pinner import PinLook, Pinner
 from tieringd.broker.pins import PinDirectory
 from tieringd.model.manifest_parts import Gap

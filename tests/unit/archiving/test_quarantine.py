@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.unit.model.values import PARTITION, local_log
-from tieringd.archiving.quarantine import Quarantine
+from tieringd.archiving.uploader import Quarantine
 from tieringd.errors import CorruptDataError
 from tieringd.formats.record_batch import OldMagicError
 from tieringd.model.segment import SegmentSlice

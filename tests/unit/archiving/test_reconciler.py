@@ -12,9 +12,8 @@ from tests.fakes.broker import broker_unavailable
 from tests.fakes.daemons import INTERVAL_SECONDS, Daemon
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
-from tieringd.archiving.reconciler import PartitionStatus
 from tieringd.errors import BrokerDenied
-from tieringd.formats.object_keys import TopicKey
+from tieringd.formats.object_keys import TOPIC_MANIFESTS_PREFIX, TopicKey
 from tieringd.model.partition import Leadership
 
 
@@ -24,7 +23,7 @@ async def test_every_led_partition_is_archived(daemon):
     async with daemon.running():
         assert daemon.archived() == {f"orders-{number}": [0] for number in range(3)}
         assert daemon.value("tieringd_led_partitions") == 3
-        assert daemon.status(daemon.writers[0]) == PartitionStatus(uploaded=1)
+        assert daemon.value("tieringd_uploads_total", topic="orders") == 3
         assert set(daemon.reconciler.paths()) == {str(each.path) for each in daemon.writers}
         assert daemon.reconciler.fault == ""
 
@@ -220,13 +219,17 @@ async def test_hint_brings_the_round_forward(daemon):
 
 @virtually
 async def test_rounds_come_at_their_interval(daemon):
-    """Without hints a round comes every interval; at the start one more, once the bucket has answered."""
+    """
+    Without hints a round comes every interval.
+
+    At the start two more follow: once the bucket has answered, and once the topics are on record there.
+    """
     async with daemon.running():
-        assert daemon.reconciler.rounds == 2
-        await asyncio.sleep(INTERVAL_SECONDS - 2)
-        assert daemon.reconciler.rounds == 2
-        await asyncio.sleep(2)
         assert daemon.reconciler.rounds == 3
+        await asyncio.sleep(INTERVAL_SECONDS - 2)
+        assert daemon.reconciler.rounds == 3
+        await asyncio.sleep(2)
+        assert daemon.reconciler.rounds == 4
 
 
 @virtually
@@ -252,7 +255,31 @@ async def test_backlog_longer_than_a_step_is_drained_at_once(daemon):
 
     async with daemon.running():
         assert len(daemon.archived()["orders-0"]) == 10
-        assert daemon.reconciler.rounds == 2
+        assert daemon.reconciler.rounds == 3
+
+
+@virtually
+async def test_nothing_is_trimmed_that_a_restore_could_not_find(tmp_path, store, writers, monkeypatch):
+    """A restore finds topics by their manifests. The one of this topic cannot be stored for a while."""
+    daemon = Daemon(tmp_path, store, writers, target_bytes=1)
+    for _ in range(3):
+        writers[0].closed_segment()
+    put = store.put
+
+    async def refused(key, *arguments, **options):
+        if key.startswith(TOPIC_MANIFESTS_PREFIX):
+            raise store_unavailable("put")
+        return await put(key, *arguments, **options)
+
+    monkeypatch.setattr(store, "put", refused)
+    async with daemon.running():
+        await daemon.round()
+        assert daemon.archived()["orders-0"] == writers[0].bases[:4]
+        assert writers[0].bases_on_disk[:4] == writers[0].bases[:4]
+        monkeypatch.setattr(store, "put", put)
+        await daemon.round()
+        await daemon.round()
+        assert len(writers[0].bases_on_disk) <= 2
 
 
 @virtually

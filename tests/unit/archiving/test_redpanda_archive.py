@@ -10,7 +10,7 @@ from tests.fakes.archive import LOOKS, archive_clock, archive_in
 from tests.fakes.topics import topic_config
 from tests.redpanda_builders import RedpandaLog
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.observation import Observation
+from tieringd.archiving.observer import Observation
 from tieringd.broker.layout import RedpandaLayout
 from tieringd.errors import LocalFileError
 from tieringd.formats.object_keys import data_key

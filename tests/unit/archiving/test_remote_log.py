@@ -25,8 +25,7 @@ from tieringd.formats.object_keys import data_key, index_key, manifest_key
 from tieringd.formats.sidecar import decode_sidecar
 from tieringd.model.partition import Leadership
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction, FilePart, SegmentSlice
-from tieringd.policies.upload_contention import CPU
-from tieringd.policies.upload_control import UploadPace
+from tieringd.policies.upload_control import CPU, UploadPace
 from tieringd.storage.memory import MemoryStore
 
 

@@ -15,8 +15,7 @@ from tests.fakes.manifests import stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archiving.archiver import Archiver
-from tieringd.archiving.change_feed import ChangeFeed
-from tieringd.archiving.resting import Resting
+from tieringd.archiving.resting import ChangeFeed, Resting
 from tieringd.model.partition import Leadership, TopicIdPartition
 from tieringd.policies.upload import UploadLimits
 

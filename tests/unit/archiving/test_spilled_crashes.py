@@ -22,9 +22,8 @@ from tests.fakes.spilling import (
     make_parts_small,
     spilled_names,
 )
-from tieringd.archiving.archive_retention import ArchiveRetention
+from tieringd.archiving.archive_retention import ArchiveRetention, UploadTimes
 from tieringd.archiving.claim import Claim
-from tieringd.archiving.upload_times import UploadTimes
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key
 from tieringd.metrics import Metrics

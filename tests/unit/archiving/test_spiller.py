@@ -32,7 +32,7 @@ from tieringd.formats.object_keys import data_key, spillover_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.metrics import Metrics
 from tieringd.policies.total_retention import TotalRetention
-from tieringd.reading.cached_files import CachedFiles
+from tieringd.reading.index_cache import CachedFiles
 from tieringd.reading.partition_reader import PartitionReader
 
 

@@ -12,8 +12,7 @@ from structlog.testing import capture_logs
 from tests.fakes.host import FakeHost
 from tests.fakes.uploads import gate_at, partition
 from tieringd.archiving.upload_controller import UploadController
-from tieringd.policies.upload_contention import CPU, IO
-from tieringd.policies.upload_control import ControllerLimits, PaceLimits, UploadPace
+from tieringd.policies.upload_control import CPU, IO, ControllerLimits, PaceLimits, UploadPace
 
 if TYPE_CHECKING:
     from tieringd.archiving.upload_gate import UploadGate

@@ -19,9 +19,8 @@ from tests.fakes.uploads import (
     partition,
     settle,
 )
-from tieringd.archiving.upload_line import Urgency
-from tieringd.policies.upload_contention import CPU
-from tieringd.policies.upload_control import LIMIT, SLOTS, UploadPace
+from tieringd.archiving.upload_gate import Urgency
+from tieringd.policies.upload_control import CPU, LIMIT, SLOTS, UploadPace
 
 pytestmark = pytest.mark.looptime
 

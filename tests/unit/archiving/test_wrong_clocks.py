@@ -12,13 +12,13 @@ from tests.fakes.archive import archive_in, archiver_of, observed, tiered_config
 from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.unit.model.values import remote
-from tieringd.archiving.upload_times import REMEMBERED_MAX, UploadTimes
+from tieringd.archiving.archive_retention import REMEMBERED_MAX, UploadTimes
 from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import TopicKey, data_key
-from tieringd.housekeeping.scrub_parts import WholeScrub
+from tieringd.housekeeping.scrub import WholeScrub
 from tieringd.metrics import Metrics
-from tieringd.model.redating import with_upload_times
+from tieringd.model.corrections import with_upload_times
 from tieringd.model.segment import NO_TIMESTAMP
 from tieringd.policies.retention_time import NOTHING_IS_OLD_MS
 from tieringd.policies.total_retention import RetentionPace, TotalRetention
@@ -28,7 +28,7 @@ from tieringd.storage.memory import MemoryStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieringd.housekeeping.scrub_parts import ScrubReport
+    from tieringd.housekeeping.scrub import ScrubReport
     from tieringd.model.segment import RemoteSegment
 
 DAY_MS = 86_400_000

@@ -27,9 +27,8 @@ from tieringd.errors import (
 from tieringd.formats.checkpoints import encode_epoch_checkpoint
 from tieringd.formats.log_names import FileKind, encode_file_name
 from tieringd.formats.record_batch import ABORT_MARKER, encode_marker
-from tieringd.model.client_quota import quota_entity
-from tieringd.model.local_log import LocalLog, LocalPartition
-from tieringd.model.log_dirs import NO_BROKER, LogDirSizes, ReplicaSize
+from tieringd.model.disk_state import quota_entity
+from tieringd.model.local_log import NO_BROKER, LocalLog, LocalPartition, LogDirSizes, ReplicaSize
 from tieringd.model.partition import (
     ClusterView,
     Leadership,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.small_disks import ext4_disk_at, small_disk_at
-from tieringd.broker.filesystems import LocalFilesystems
+from tieringd.broker.disk_use import LocalFilesystems
 from tieringd.errors import LocalFileError
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tieringd.broker.host_load import HostCounters, HostLoadReader, load_between, sum_of
-from tieringd.policies.upload_contention import HostLoad
+from tieringd.policies.upload_control import HostLoad
 
 
 def pressure(some_us: int) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.log_writer import LogWriter
-from tieringd.broker.layout import KafkaLayout
-from tieringd.broker.open_transactions import open_transactions_at
+from tieringd.broker.layout import KafkaLayout, open_transactions_at
 
 
 @pytest.fixture

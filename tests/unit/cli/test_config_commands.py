@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.commands import invoked, tieringd
-from tieringd.config.reference import render
-from tieringd.config.schema import json_schema
+from tieringd.config.reference import json_schema, render
 from tieringd.errors import ConfigError
 
 TEXT = """\

@@ -10,7 +10,7 @@ from tests.builders import segment_bytes
 from tests.support.daemon import run_json
 from tests.unit.cli.commands import BASES, TOPIC, invoked, tieringd
 from tieringd.cli.logdirs import Aggregate, Row, aggregated, bucket_name, local_and_remote_rows, selected
-from tieringd.model.log_dirs import LogDirSizes, ReplicaSize
+from tieringd.model.local_log import LogDirSizes, ReplicaSize
 from tieringd.model.partition import TopicPartition
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

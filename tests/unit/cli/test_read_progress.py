@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieringd.cli.read_progress import ReadProgress
+from tieringd.cli.read import ReadProgress
 from tieringd.formats.records import Record
 
 

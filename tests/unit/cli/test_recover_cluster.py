@@ -18,7 +18,7 @@ from tieringd.errors import ConfigError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.recovery_mark import RecoveryMark
-from tieringd.policies.topic_recovery import KEEPING
+from tieringd.policies.recovery import KEEPING
 from tieringd.storage.file import FileStore
 
 NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ"

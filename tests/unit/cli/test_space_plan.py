@@ -7,7 +7,7 @@ import yaml
 
 from tests.fakes.log_writer import LogWriter
 from tests.unit.cli.commands import invoked, tieringd
-from tieringd.space.space_facts import NOT_TIERED
+from tieringd.space.space_manager import NOT_TIERED
 
 
 @pytest.fixture

@@ -21,8 +21,7 @@ from tests.unit.cli.commands import from_the_start, invoked, tieringd
 from tieringd.cli.options import OutputFormat
 from tieringd.cli.spark import session
 from tieringd.cli.spark.options import duration
-from tieringd.cli.spark.progress import SECONDS_BETWEEN, JobProgress
-from tieringd.cli.spark.running import tell
+from tieringd.cli.spark.running import SECONDS_BETWEEN, JobProgress, tell
 from tieringd.cli.spark.session import parse_conf, session_options
 from tieringd.spark.jobs.report import Report
 

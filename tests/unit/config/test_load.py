@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from tests.unit.config.texts import SMALLEST, TIERED, parsed, problems_of
 from tieringd.config import Config, load_config, parse_config
-from tieringd.config.known import (
+from tieringd.config.naming import (
     NOT_APPLICABLE,
     NOT_APPLICABLE_TO_TOPICS,
+    SECTIONS,
+    property_names,
 )
-from tieringd.config.naming import SECTIONS, property_names
 from tieringd.errors import ConfigError
 
 

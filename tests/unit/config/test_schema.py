@@ -10,7 +10,7 @@ from tests.unit.config.json_schema_check import faults
 from tests.unit.config.texts import EXAMPLES, ON, SMALLEST, parsed, problems_of
 from tieringd.config.describe import properties_of
 from tieringd.config.naming import SECTIONS
-from tieringd.config.schema import json_schema
+from tieringd.config.reference import json_schema
 
 SAMPLES = sorted((Path(__file__).parents[3] / "config").glob("*.yaml"))
 

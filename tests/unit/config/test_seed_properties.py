@@ -7,7 +7,7 @@ import pytest
 from tests.unit.config.texts import SMALLEST, parsed, problems_of
 from tieringd.config.describe import properties_of
 from tieringd.config.model import Config
-from tieringd.config.topic_properties import TopicProperties
+from tieringd.config.properties import TopicProperties
 
 NO_DEFAULT = "no default of its own"
 """The document gives none, or it is another system's."""

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from tests.unit.config.texts import SMALLEST, parsed, problems_of
-from tieringd.config.space import Space
+from tieringd.config.properties import Space
 from tieringd.policies.disk_alert import AlertSettings
 
 KAFKA = SMALLEST.replace("kind: none", "kind: kafka\n  bootstrap: [localhost:9092]")

@@ -20,6 +20,7 @@ from tests.fakes.uploads import settle
 from tieringd.config.model import AdminConfig
 from tieringd.daemon.admin import AdminPage, serving
 from tieringd.errors import ConfigError
+from tieringd.formats.object_keys import topic_key
 from tieringd.metrics import Metrics
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
 from tieringd.policies.upload_control import UploadPace
@@ -203,8 +204,9 @@ async def test_status_before_the_first_round_is_empty(client):
         assert await response.json() == {"rounds": 0, "problems": {}, "paused_topics": [], "partitions": []}
 
 
-async def test_status_tells_each_partition(client, one_round):
+async def test_status_tells_each_partition(client, one_round, archive, writer):
     """Each archiver is told with what it did."""
+    await archive.manifests.ensure_topic(topic_key(writer.identified), partition_count=1)
     await one_round()
 
     async with client.get("/status") as response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from tieringd.daemon.collection import startup_objects_spared
+from tieringd.daemon.app import startup_objects_spared
 
 
 def test_objects_of_the_start_are_left_out_of_collections():

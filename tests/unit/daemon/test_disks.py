@@ -19,8 +19,7 @@ from tieringd.daemon.disks import disk_parts
 from tieringd.formats.disk_state import decode_disk_state
 from tieringd.formats.object_keys import disk_state_key
 from tieringd.metrics import Metrics
-from tieringd.model.client_quota import EVERY_PRODUCER, PRODUCER_BYTE_RATE
-from tieringd.model.disk_state import DiskState
+from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, DiskState
 from tieringd.storage.memory import MemoryStore
 
 MORE_THAN_THERE_IS = 2**60

@@ -11,9 +11,9 @@ from tests.support.archive_endpoints import endpoint_config
 from tests.support.raw_kafka import connected
 from tieringd.daemon.archive_endpoint import ArchiveEndpoint
 from tieringd.daemon.gateway import Gateway, ReadCache
-from tieringd.endpoint.topics import ServedTopics
+from tieringd.endpoint.served import ServedTopics
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
 from tieringd.metrics import Metrics
 from tieringd.storage.memory import MemoryStore
 from tieringd.topics.topic_registry import TopicRegistry

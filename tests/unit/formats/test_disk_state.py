@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 from tests.golden.make_own_golden import DISK_STATE, OWN, QUOTA_RECORD, files
 from tests.unit.formats.damage import NOT_JSON_OBJECTS, changed_heads, truncations
 from tieringd.errors import CorruptDataError
-from tieringd.formats.disk_state import PublishedDiskState, decode_disk_state, encode_disk_state
-from tieringd.formats.quota_record import QuotaPhase, QuotaRecord, decode_quota_record, encode_quota_record
-from tieringd.model.client_quota import QuotaChange, QuotaEntity
-from tieringd.model.disk_state import DiskState
+from tieringd.formats.disk_state import (
+    PublishedDiskState,
+    QuotaPhase,
+    QuotaRecord,
+    decode_disk_state,
+    decode_quota_record,
+    encode_disk_state,
+    encode_quota_record,
+)
+from tieringd.model.disk_state import DiskState, QuotaChange, QuotaEntity
 
 FORMATS = {
     "disk-state.v1.json": (decode_disk_state, DISK_STATE, "disk state"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.golden.make_own_golden import ERASURE_OUTCOME, ERASURE_REQUEST, OWN
-from tieringd.formats.erasure_record import encode_erasure_outcome, encode_erasure_request
+from tieringd.formats.job_records import encode_erasure_outcome, encode_erasure_request
 
 
 def test_records_are_written_as_the_golden_ones():

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tests.builders import OLD_MESSAGE_V0, OLD_MESSAGE_V1, batch, golden_log, segment_bytes
 from tieringd.errors import CorruptDataError
-from tieringd.formats.header_walk import HeaderWalk
 from tieringd.formats.record_batch import CONTROL_FLAG, OldMagicError, encode_marker, parse_header, sealed
-from tieringd.formats.segment_scan import EndedBy, SegmentScanner
+from tieringd.formats.segment_scan import EndedBy, HeaderWalk, SegmentScanner
 from tieringd.formats.transactions import TransactionTracker
 
 SOUND = segment_bytes(0, batches=4)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from tests.builders import batch
 from tieringd.formats.batch_check import check_batches
-from tieringd.formats.leader_epochs import put_first_epoch
 from tieringd.formats.record_batch import parse_header
+from tieringd.formats.restored_batches import put_first_epoch
 
 STORED = b"".join(batch(base, leader_epoch=epoch) for base, epoch in ((100, 37), (103, 37), (106, 41)))
 SIZE_BYTES = len(STORED) // 3

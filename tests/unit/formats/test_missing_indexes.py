@@ -11,8 +11,8 @@ from tieringd.formats.index_files import (
     parse_offset_index,
     parse_time_index,
     parse_transaction_index,
+    whole_indexes,
 )
-from tieringd.formats.missing_indexes import whole_indexes
 from tieringd.model.segment import (
     AbortedTransaction,
     BrokerIndexes,

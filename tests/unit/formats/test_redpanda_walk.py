@@ -10,7 +10,7 @@ from tests.redpanda_builders import ARCHIVAL, TX_FENCE, RedpandaLog, Segment, ra
 from tieringd.errors import CorruptDataError
 from tieringd.formats.record_batch import ABORT_MARKER, NewRecord, encode_batch
 from tieringd.formats.redpanda_batch import UnsupportedBatchTypeError
-from tieringd.formats.redpanda_walk import RedpandaWalk
+from tieringd.formats.redpanda_reframe import RedpandaWalk
 from tieringd.formats.segment_scan import EndedBy
 from tieringd.formats.transactions import TransactionTracker
 from tieringd.model.segment import AbortedTransaction

@@ -16,8 +16,8 @@ from tests.unit.formats.damage import NOT_JSON_OBJECTS, changed_heads, flipped, 
 from tests.unit.model.values import remote
 from tieringd.errors import CorruptDataError
 from tieringd.formats.envelope import seal, unseal
+from tieringd.formats.manifest_codec import SPILLOVER_MAGIC, decode_spillover, encode_spillover
 from tieringd.formats.object_keys import manifest_key, parse_spillover_key, spillover_key, spillover_prefix
-from tieringd.formats.spillover_codec import MAGIC, decode_spillover, encode_spillover
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment_table import SegmentTable
 from tieringd.model.spillover import SpilloverName
@@ -28,7 +28,7 @@ NAME = SPILLOVER_PART.name(crc32c(DATA))
 
 
 def body_of(data: bytes) -> bytes:
-    return zlib.decompress(unseal(data, MAGIC, newest_version=1, kind="spillover manifest")[1])
+    return zlib.decompress(unseal(data, SPILLOVER_MAGIC, newest_version=1, kind="spillover manifest")[1])
 
 
 BODY = body_of(DATA)
@@ -38,7 +38,7 @@ HEAD, COLUMN_BYTES = json.loads(BODY[4:HEAD_END]), BODY[HEAD_END:]
 
 def sealed(head: object) -> bytes:
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
-    return seal(MAGIC, 1, zlib.compress(struct.pack(">I", len(text)) + text + COLUMN_BYTES))
+    return seal(SPILLOVER_MAGIC, 1, zlib.compress(struct.pack(">I", len(text)) + text + COLUMN_BYTES))
 
 
 def decode(data: bytes):

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import batch, golden_log
-from tieringd.formats.header_walk import HeaderWalk
 from tieringd.formats.record_batch import ABORT_MARKER, COMMIT_MARKER, encode_marker, parse_header
+from tieringd.formats.segment_scan import HeaderWalk
 from tieringd.formats.transactions import MarkerSearch, ReadCommittedFilter, TransactionTracker
 from tieringd.model.segment import AbortedTransaction, CrossingTransaction
 

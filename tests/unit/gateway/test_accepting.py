@@ -12,8 +12,8 @@ from tests.support.certificate import write_certificate
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
 from tieringd.gateway.connection import Connection
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
 
 
 class Unwatched(Connection):

@@ -27,18 +27,16 @@ from tests.support.archive_endpoints import until
 from tests.support.kafka_messages import fetch_request, read_request, read_response, request_frame
 from tests.support.raw_kafka import connected
 from tieringd.errors import StorageUnavailable
-from tieringd.formats.kafka_wire.fetch_request import asked_of
-from tieringd.formats.kafka_wire.fetch_walk import FetchResponseWalk
+from tieringd.formats.kafka_wire.fetch import FetchResponseWalk, asked_of
 from tieringd.formats.kafka_wire.request_header import Api, RequestHead
 from tieringd.gateway import ahead as ahead_module
 from tieringd.gateway.ahead import PERMIT_SECONDS, FetchAhead
-from tieringd.gateway.answer import Answer
 from tieringd.gateway.archive_answers import Onward
-from tieringd.gateway.budget import ByteBudget
 from tieringd.gateway.frames import SCRATCH_BYTES
-from tieringd.gateway.pending import PendingRequest, PendingRequests
+from tieringd.gateway.pending import Answer, PendingRequest, PendingRequests
 from tieringd.gateway.requests import RequestFrames
 from tieringd.gateway.responses import Question
+from tieringd.gateway.wire import ByteBudget
 
 STEP = 10
 """Offsets in every answer of the archive."""

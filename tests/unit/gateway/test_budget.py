@@ -35,10 +35,10 @@ from tests.support.tls_relay import trusting
 from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, Api
 from tieringd.gateway.ahead import FetchAhead
 from tieringd.gateway.archive_answers import EpochEnd, ListedOffset, NoArchive
-from tieringd.gateway.budget import ByteBudget
 from tieringd.gateway.frames import SCRATCH_BYTES
 from tieringd.gateway.pending import MAX_REQUESTS, PendingRequests
 from tieringd.gateway.requests import RequestFrames
+from tieringd.gateway.wire import ByteBudget
 
 NO_TIME = milliseconds(0)
 OUT_OF_RANGE = {"old": {0: {"error_code": 1}}}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.fakes.gateway_peers import TopicArchive, fetch, fetched, partition_of, plain_request, running
 from tests.support.archive_endpoints import until
 from tests.support.raw_kafka import connected
-from tieringd.gateway.read_rates import AHEAD_SECONDS, WAIT_SECONDS_MAX, ReadRates
+from tieringd.gateway.wire import AHEAD_SECONDS, WAIT_SECONDS_MAX, ReadRates
 
 ARCHIVED = {"old": {0: {"error_code": 1}}}
 

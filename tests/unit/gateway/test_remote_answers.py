@@ -19,12 +19,12 @@ from tests.fakes.log_writer import CLUSTER, TOPIC_ID, LogWriter
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.formats.history_link import HistoryLink
-from tieringd.formats.kafka_wire.fetch_request import AskedPartition
+from tieringd.formats.kafka_wire.fetch import AskedPartition
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.formats.object_keys import TopicKey, data_key
 from tieringd.formats.record_batch import parse_header
 from tieringd.formats.topic_manifest import Archiving
-from tieringd.gateway import log_starts
+from tieringd.gateway import readable_partitions
 from tieringd.gateway.archive_answers import (
     EARLIEST,
     EARLIEST_PENDING_UPLOAD,
@@ -223,7 +223,7 @@ async def test_log_start_of_a_followed_partition_is_looked_up_once(tmp_path, sto
         assert len(manifest_reads) == 1
         assert [behind.answers.log_start("orders", 0, offset) for offset in (3, 2, 9)] == [0, 0, 0]
         assert len(store.requests) == requests + 2, "the manifest, and whether an older archive is before it"
-        await asyncio.sleep(log_starts.FRESH_SECONDS + 1)
+        await asyncio.sleep(readable_partitions.START_FRESH_SECONDS + 1)
         assert await told(behind, 3) == (0, 0)
         assert len(store.requests) > requests + 2
 
@@ -253,7 +253,7 @@ async def test_log_start_is_unknown_while_the_store_is_away(tmp_path, store, wri
         store.fail_next("get", lambda: StorageUnavailable("away"))
         assert await told(behind, 3) == (-1, -1)
         assert await told(behind, 3) == (-1, -1), "not at once"
-        await asyncio.sleep(log_starts.RETRY_SECONDS)
+        await asyncio.sleep(readable_partitions.RETRY_SECONDS)
         assert await told(behind, 3) == (-1, 0)
 
 

@@ -31,9 +31,9 @@ from tests.support.kafka_messages import (
 )
 from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.pending import MAX_REQUESTS
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
 
 
 async def test_requests_and_answers_pass_byte_for_byte(broker):

@@ -24,13 +24,12 @@ from tests.support.raw_kafka import connected
 from tests.support.tls_relay import presenting, trusting
 from tieringd.endpoint.api import Answer
 from tieringd.endpoint.connection import EndpointConnection
-from tieringd.formats.kafka_wire.fetch_answer import Replacement
+from tieringd.formats.kafka_wire.fetch import Replacement
 from tieringd.formats.kafka_wire.pieces import FileSlice
 from tieringd.gateway.archive_answers import ArchivedFetch
-from tieringd.gateway.budget import ByteBudget
+from tieringd.gateway.opening import GatewaySettings
 from tieringd.gateway.server import GatewayServer
-from tieringd.gateway.settings import GatewaySettings
-from tieringd.gateway.wire import Wire
+from tieringd.gateway.wire import ByteBudget, Wire
 
 PROMISED = 8 << 20
 EVENT = "a client's answer is cut off: a cached file cannot be read"

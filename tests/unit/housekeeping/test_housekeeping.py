@@ -11,8 +11,7 @@ from tests.fakes.log_lines import listening
 from tests.fakes.virtual_loop import virtually
 from tieringd.errors import StorageUnavailable
 from tieringd.housekeeping.job import JobTurn
-from tieringd.housekeeping.service import TURN_REQUESTS_MAX, Housekeeping
-from tieringd.housekeeping.traffic_watch import TrafficWatch
+from tieringd.housekeeping.service import TURN_REQUESTS_MAX, Housekeeping, TrafficWatch
 from tieringd.metrics import Metrics
 from tieringd.policies.housekeeping import HousekeepingLimits
 from tieringd.storage.background import is_background

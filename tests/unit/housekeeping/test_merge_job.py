@@ -13,11 +13,10 @@ from tests.fakes.manifests import bases, stored_manifest
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import virtually
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archiving.change_queue import ChangeQueue
+from tieringd.archiving.claim import ChangeQueue
 from tieringd.errors import StorageUnavailable
 from tieringd.formats.object_keys import index_key
-from tieringd.housekeeping.merge_job import MergeJob, MergePartition
-from tieringd.housekeeping.segment_merger import SegmentMerger
+from tieringd.housekeeping.merging import MergeJob, MergePartition, SegmentMerger
 
 SEGMENTS = 8
 

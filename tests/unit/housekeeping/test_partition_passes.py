@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tieringd.archiving.change_feed import ChangeFeed
+from tieringd.archiving.resting import ChangeFeed
 from tieringd.errors import StorageUnavailable
-from tieringd.housekeeping.partition_passes import PartitionPasses, Share
+from tieringd.housekeeping.job import PartitionPasses, Share
 from tieringd.model.partition import Leadership, TopicIdPartition
 
 RESTS = Share(may_rest=True)

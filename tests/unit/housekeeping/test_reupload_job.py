@@ -15,7 +15,7 @@ from tests.unit.housekeeping.test_rewritten_segments import rewrite
 from tieringd.archiving.claim import Claim
 from tieringd.errors import StorageUnavailable, TieringError
 from tieringd.housekeeping.job import JobTurn
-from tieringd.housekeeping.reupload_job import ArchivedPartition, CompactedReuploadJob
+from tieringd.housekeeping.reupload import ArchivedPartition, CompactedReuploadJob
 from tieringd.metrics import Metrics
 from tieringd.model.partition import Leadership
 from tieringd.storage.memory import MemoryStore

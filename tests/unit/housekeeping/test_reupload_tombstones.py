@@ -11,9 +11,9 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import stored_manifest
 from tests.golden.make_own_golden import HISTORY_LINK
-from tests.unit.housekeeping.test_compacted_reuploader import NEVER_TRIMMED, Reuploading
+from tests.unit.housekeeping.test_reupload import NEVER_TRIMMED, Reuploading
 from tieringd.archive.archive_reader import Batch
-from tieringd.archive.rewriting_records import load_rewriting
+from tieringd.archive.segment_swap import load_rewriting
 from tieringd.archiving.tombstone_keeper import TombstoneCut
 from tieringd.errors import CorruptDataError
 from tieringd.formats.compression import Codec
@@ -22,7 +22,7 @@ from tieringd.formats.object_keys import history_link_key, rewriting_prefix, top
 from tieringd.formats.record_batch import NewRecord, encode_batch, parse_header
 from tieringd.formats.records import iter_records
 from tieringd.model.manifest_parts import Unsettled
-from tieringd.model.rewriting import RewritingKind
+from tieringd.model.segment import RewritingKind
 from tieringd.storage.memory import MemoryStore
 
 

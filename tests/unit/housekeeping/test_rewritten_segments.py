@@ -12,14 +12,14 @@ from structlog.testing import capture_logs
 from tests.fakes.archive import archive_in, archived, archiver_of, observed, values_in
 from tests.fakes.broker import FakeBroker
 from tests.fakes.manifests import bases, stored_manifest
-from tests.unit.housekeeping.test_compacted_reuploader import Reuploading
-from tests.unit.housekeeping.test_segment_merger import Merging
+from tests.unit.housekeeping.test_merging import Merging
+from tests.unit.housekeeping.test_reupload import Reuploading
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import SegmentSwap
 from tieringd.errors import LocalFileError, StorageUnavailable
 from tieringd.formats.object_keys import data_key, parse_data_key
-from tieringd.housekeeping.compacted_reuploader import ATTEMPTS_MAX
-from tieringd.housekeeping.index_rebuild import IndexRebuilder
+from tieringd.housekeeping.healer import IndexRebuilder
+from tieringd.housekeeping.reupload import ATTEMPTS_MAX
 from tieringd.model.segment import REWRITER_PREFIX
 from tieringd.policies.segment_merge import MergeLimits
 

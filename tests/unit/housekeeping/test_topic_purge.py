@@ -25,11 +25,11 @@ from tests.fakes.log_writer import CLUSTER
 from tests.fakes.store import store_unavailable
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire
-from tieringd.archive.rewriting_records import store_rewriting
+from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import ConfigError, FencedError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key, manifest_key, quarantined_key
-from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lease, Lifecycle
 from tieringd.policies.topic_lifecycle import (
     CONFIRM_AFTER_MS,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tieringd.errors import StorageUnavailable
-from tieringd.housekeeping.traffic_watch import TrafficWatch
+from tieringd.housekeeping.service import TrafficWatch
 from tieringd.storage.background import background
 from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits

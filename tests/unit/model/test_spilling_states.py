@@ -13,8 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, WRITERS, remote, remote_segments
-from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
-from tieringd.formats.spillover_codec import decode_spillover, encode_spillover
+from tieringd.formats.manifest_codec import (
+    decode_manifest,
+    decode_spillover,
+    encode_manifest,
+    encode_spillover,
+)
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.segment_table import SegmentTable

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieringd.model.disk_state import DiskState
-from tieringd.policies.ballast import BallastAction, plan_ballast
-from tieringd.policies.disk_alert import AlertSettings, DiskReading, judge_disk
+from tieringd.policies.disk_alert import AlertSettings, BallastAction, DiskReading, judge_disk, plan_ballast
 
 SETTINGS = AlertSettings(alert_free_bytes=0, alert_free_percent=5, min_free_bytes=20)
 SIZE = 100

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieringd.policies.chunk_eviction import (
+from tieringd.policies.cache_trim import (
     NOBODY_READS,
     OVER_SHARE,
     OVER_TOTAL,

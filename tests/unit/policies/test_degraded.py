@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieringd.model.client_quota import EVERY_PRODUCER, QuotaChange, QuotaEntity, quota_entity
-from tieringd.model.disk_state import DiskState
-from tieringd.policies.degraded import (
+from tieringd.model.disk_state import EVERY_PRODUCER, DiskState, QuotaChange, QuotaEntity, quota_entity
+from tieringd.policies.disk_alert import (
     degraded_nodes,
     plan_additions,
     plan_lowering,

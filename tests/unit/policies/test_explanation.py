@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.model.values import TIME_MS, local_log, remote, stored
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import LogBounds
-from tieringd.policies.explanation import explain, why_idle
-from tieringd.policies.explanation_terms import Place, State, TopicFacts
+from tieringd.policies.explanation import Place, State, TopicFacts, explain, why_idle
 from tieringd.policies.local_hint import HintShape, StorageMode
-from tieringd.policies.local_retention import plan_trim
-from tieringd.policies.local_target import LocalLimit, LocalTarget
+from tieringd.policies.local_retention import LocalLimit, LocalTarget, plan_trim
 from tieringd.policies.total_retention import TotalRetention, plan_total_retention
 from tieringd.policies.trim_target import why_never_trimmed
 

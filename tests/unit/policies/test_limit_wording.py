@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tieringd.policies.limit_wording import Kept, kept_in_total, kept_locally, span
-from tieringd.policies.local_target import LocalLimit, LocalTarget
+from tieringd.policies.local_retention import LocalLimit, LocalTarget
 from tieringd.policies.total_retention import TotalRetention
 
 NOW_MS = 1_700_000_000_000

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieringd.policies.local_retention import LocalRetentionTarget
-from tieringd.policies.local_target import (
+from tieringd.policies.local_retention import (
     ClusterLocalTarget,
     LocalLimit,
+    LocalRetentionTarget,
     LocalSettings,
     LocalTarget,
     resolve_local_target,

@@ -7,13 +7,16 @@ from itertools import pairwise
 import pytest
 
 from tests.unit.model.values import local_log, remote, stored
-from tieringd.policies.merge_explanation import (
+from tieringd.policies.segment_merge import (
+    ALONE,
+    LARGE,
     STILL_LOCAL,
+    WAITS,
+    MergeLimits,
     MergingTerms,
     explain_merging,
     why_never_merged,
 )
-from tieringd.policies.segment_merge import ALONE, LARGE, WAITS, MergeLimits
 
 LIMITS = MergeLimits(target_bytes=2048, min_bytes=1500)
 TERMS = MergingTerms(is_enabled=True, is_compacted=False, limits=LIMITS)

@@ -9,8 +9,8 @@ from tests.unit.model.values import PARTITION, remote
 from tieringd.formats.index_merge import IndexedSegment, merged_index
 from tieringd.formats.object_keys import data_key
 from tieringd.model.segment import NO_TIMESTAMP, SegmentIndex
-from tieringd.policies.merged_segment import merged_segment
 from tieringd.policies.retention_time import retention_time_ms
+from tieringd.policies.segment_merge import merged_segment
 
 
 def row(parts, **changes):

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.model.values import TIME_MS, local_log, remote, stored
 from tieringd.model.partition import LogBounds
 from tieringd.policies.local_hint import HintMemory, HintShape, StorageMode, plan_hint
-from tieringd.policies.local_target import ClusterLocalTarget, LocalSettings, resolve_local_target
+from tieringd.policies.local_retention import ClusterLocalTarget, LocalSettings, resolve_local_target
 from tieringd.policies.total_retention import TotalRetention, plan_total_retention
 from tieringd.policies.trim_target import TrimWishes, plan_trim_to_target
 from tieringd.policies.upload import UploadLimits, plan_uploads

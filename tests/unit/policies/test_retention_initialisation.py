@@ -2,9 +2,9 @@
 
 import pytest
 
-from tieringd.policies.local_retention import LocalRetentionTarget
-from tieringd.policies.retention_initialisation import (
+from tieringd.policies.local_retention import (
     InitialRetention,
+    LocalRetentionTarget,
     RequestedRetention,
     initial_retention,
 )

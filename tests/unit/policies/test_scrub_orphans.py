@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.support.examples import examples
 from tests.unit.model.values import PARTITION, WRITERS, remote, stored
+from tieringd.formats.manifest_codec import encode_spillover
 from tieringd.formats.object_keys import data_key, index_key, manifest_key, rewriting_key, spillover_key
-from tieringd.formats.spillover_codec import encode_spillover
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.manifest_parts import Replacement
 from tieringd.model.spilling import part_to_spill, spilled, spillover_expired, with_parts
-from tieringd.policies.scrub_orphans import Keep, Orphan, Owner, StoredObject, TopicState, plan_orphans
+from tieringd.policies.scrub import Keep, Orphan, Owner, StoredObject, TopicState, plan_orphans
 
 if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tieringd.policies.scrub_schedule import ScrubPace, first_due_ms, next_due_ms
+from tieringd.policies.scrub import ScrubPace, first_due_ms, next_due_ms
 
 PACE = ScrubPace(
     is_enabled=True,

@@ -9,7 +9,7 @@ import pytest
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import TopicManifest
 from tieringd.model.topic_lifecycle import Lifecycle
-from tieringd.policies.served_topics import choose_topics
+from tieringd.policies.topic_lifecycle import choose_topics
 
 
 def topic(cluster, name, number, *, created_at_ms=0, partitions=1):

@@ -15,14 +15,17 @@ from tests.unit.policies.spaces import (
     topic_partition,
 )
 from tieringd.policies.space_plan import (
+    EMPTY,
+    ENOUGH,
+    ONLY_ACTIVE,
     Kept,
     Phase,
     PhasePlan,
     Removal,
     SpaceDemand,
     SpacePlan,
+    plan_space,
 )
-from tieringd.policies.space_planner import EMPTY, ENOUGH, ONLY_ACTIVE, plan_space
 
 
 def plan(partitions, wanted_bytes=EVERYTHING, *, cursor=None) -> SpacePlan:

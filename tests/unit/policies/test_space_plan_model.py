@@ -19,8 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tests.support.examples import examples
 from tests.unit.policies.spaces import STEP, demand_for, segments_of, space_partition
 from tieringd.model.partition import TopicPartition
-from tieringd.policies.space_plan import Phase, SpaceDemand, SpacePartition
-from tieringd.policies.space_planner import ENOUGH, plan_space
+from tieringd.policies.space_plan import ENOUGH, Phase, SpaceDemand, SpacePartition, plan_space
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

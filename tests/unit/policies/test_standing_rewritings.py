@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.unit.model.values import remote
-from tieringd.model.rewriting import Rewriting, RewritingKind
+from tieringd.model.segment import Rewriting, RewritingKind
 from tieringd.policies.manifest_rebuild import (
     NOT_CHOSEN,
     SUPERSEDED,

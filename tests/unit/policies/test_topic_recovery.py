@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieringd.policies.topic_recovery import KEEPING, Renaming, target_fault
+from tieringd.policies.recovery import KEEPING, Renaming, target_fault
 
 NOW_MS = 1_800_000_000_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tieringd.policies.upload_contention import (
+from tieringd.policies.upload_control import (
     CPU,
     IO,
     MEMORY,

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieringd.model.partition import NO_TOPIC_ID, TopicIdPartition
-from tieringd.policies.upload_contention import CPU, ContentionState
 from tieringd.policies.upload_control import (
+    CPU,
+    ContentionState,
     ControllerLimits,
     ControllerState,
     OrderLimits,

@@ -8,8 +8,7 @@ import pytest
 
 from tests.unit.model.values import local_log, remote, stored
 from tieringd.model.manifest_parts import Gap
-from tieringd.policies.total_retention import TotalRetention, plan_total_retention
-from tieringd.policies.user_deletion import users_start
+from tieringd.policies.total_retention import TotalRetention, plan_total_retention, users_start
 
 LOG = local_log([0, 100, 250, 300])
 ARCHIVE = stored([remote(0, 99), remote(100, 199), remote(200, 299)])

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.fakes.virtual_loop import virtually
-from tieringd.reading.byte_budget import ByteBudget
+from tieringd.reading.chunk_download import ByteBudget
 
 
 async def hold(budget, size_bytes, seconds=1.0):

@@ -14,9 +14,8 @@ from tieringd.errors import ConfigError, CorruptDataError, StorageUnavailable
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey, history_link_key
 from tieringd.model.manifest_parts import Gap
-from tieringd.policies.history_part import GONE
-from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, LOOK_AGAIN_MS, History
-from tieringd.reading.log_reader import LogReader
+from tieringd.policies.reading import GONE
+from tieringd.reading.history import FORGOTTEN_AFTER_MS, LINKS_MAX, LOOK_AGAIN_MS, History, LogReader
 
 IDS = [f"AAAAAAAAAAAAAAAAAAAAA{letter}" for letter in "BCDEFGHIJKLMNOPQRSTUVWXYZ"]
 

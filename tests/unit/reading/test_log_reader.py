@@ -11,7 +11,7 @@ from tests.fakes.broker import FakeBroker
 from tieringd.errors import ObjectNotFound
 from tieringd.formats.object_keys import data_key, index_key
 from tieringd.model.manifest_parts import Gap
-from tieringd.reading.log_reader import EXPIRED, LogReader
+from tieringd.reading.history import EXPIRED, LogReader
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from tests.fakes.hydration import open_files
 from tests.unit.cache.cached import a_chunk, put, started
 from tieringd.metrics import Metrics
-from tieringd.policies.chunk_eviction import ChunkEvictionLimits, EvictionStrategy
-from tieringd.reading.open_chunks import OpenChunks
+from tieringd.policies.cache_trim import ChunkEvictionLimits, EvictionStrategy
+from tieringd.reading.cache_keeper import OpenChunks
 
 CAPPED = ChunkEvictionLimits(EvictionStrategy.CAPPED, hydrated_ratio=0.5, min_chunks_threshold=0)
 

@@ -16,8 +16,8 @@ from tests.fakes.store import DistantStore
 from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import CrashingWire, Wire
 from tests.unit.housekeeping.test_rewritten_segments import rewrite
-from tieringd.archive.closing import closed
-from tieringd.archive.rewriting_records import store_rewriting
+from tieringd.archive.manifest_store import closed
+from tieringd.archive.segment_swap import store_rewriting
 from tieringd.errors import ConfigError, CorruptDataError, FencedError, ObjectNotFound, StorageError
 from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import (
@@ -30,12 +30,11 @@ from tieringd.formats.object_keys import (
     topic_key,
 )
 from tieringd.model.manifest import CLOSED_EPOCH
-from tieringd.model.rewriting import Rewriting, RewritingKind, SegmentIdentity
+from tieringd.model.segment import Rewriting, RewritingKind, SegmentIdentity
 from tieringd.model.topic_lifecycle import Lifecycle
 from tieringd.policies.topic_lifecycle import moved_away
 from tieringd.recovery.archive_mover import ArchiveMover, Site
-from tieringd.recovery.object_copier import PIECE_BYTES, CopySource, ObjectCopier
-from tieringd.recovery.partition_mover import PartitionMover
+from tieringd.recovery.partition_mover import PIECE_BYTES, CopySource, ObjectCopier, PartitionMover
 from tieringd.storage.memory import MemoryStore
 
 HERE, THERE = "memory://here", "memory://there"

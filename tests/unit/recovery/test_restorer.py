@@ -16,15 +16,14 @@ from tieringd.broker.restored_log import RestoredLog
 from tieringd.broker.stopped_broker import kept_stopped
 from tieringd.errors import ConfigError, CorruptDataError, LocalFileError, ObjectNotFound
 from tieringd.formats.checkpoints import parse_offset_checkpoint
-from tieringd.formats.index_files import parse_transaction_index
-from tieringd.formats.leader_epochs import put_first_epoch
+from tieringd.formats.index_files import EMPTY_PRODUCER_SNAPSHOT, parse_transaction_index
 from tieringd.formats.object_keys import data_key
-from tieringd.formats.producer_snapshot import EMPTY_PRODUCER_SNAPSHOT
 from tieringd.formats.record_batch import HEADER_BYTES, parse_header, sealed
+from tieringd.formats.restored_batches import put_first_epoch
 from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicPartition
 from tieringd.model.segment import BrokerIndexes
-from tieringd.policies.restore import RestoreLimits, plan_restore
+from tieringd.policies.recovery import RestoreLimits, plan_restore
 from tieringd.recovery.restorer import Restorer
 
 NEW_ID = "AAAAAAAAAAAAAAAAAAAAAQ"

@@ -16,10 +16,15 @@ from tests.fakes.virtual_loop import run_virtual
 from tests.fakes.wire import UnreliableWire
 from tieringd.errors import BrokerDenied, BrokerUnavailable, PreconditionFailed, StorageUnavailable
 from tieringd.metrics import Metrics
-from tieringd.model.client_quota import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
-from tieringd.model.disk_state import DiskState
-from tieringd.space.degraded_mode import INTERVAL_SECONDS, DegradedMode, DegradedParts, DegradedSettings
-from tieringd.space.disk_state_board import STALE_SECONDS, DiskStateBoard
+from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, DiskState, quota_entity
+from tieringd.space.degraded_mode import (
+    INTERVAL_SECONDS,
+    STALE_SECONDS,
+    DegradedMode,
+    DegradedParts,
+    DegradedSettings,
+    DiskStateBoard,
+)
 from tieringd.space.producer_brake import ProducerBrake
 from tieringd.storage.memory import MemoryStore
 

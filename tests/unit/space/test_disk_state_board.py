@@ -13,7 +13,7 @@ from tieringd.errors import StorageUnavailable
 from tieringd.formats.disk_state import PublishedDiskState, decode_disk_state, encode_disk_state
 from tieringd.formats.object_keys import client_quotas_key, disk_state_key
 from tieringd.model.disk_state import DiskState
-from tieringd.space.disk_state_board import REFRESH_SECONDS, STALE_SECONDS, DiskStateBoard
+from tieringd.space.degraded_mode import REFRESH_SECONDS, STALE_SECONDS, DiskStateBoard
 
 pytestmark = pytest.mark.looptime
 

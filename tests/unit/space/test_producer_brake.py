@@ -20,9 +20,9 @@ from tieringd.errors import (
     PreconditionFailed,
     StorageUnavailable,
 )
+from tieringd.formats.disk_state import QuotaPhase, decode_quota_record
 from tieringd.formats.object_keys import client_quotas_key
-from tieringd.formats.quota_record import QuotaPhase, decode_quota_record
-from tieringd.model.client_quota import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
+from tieringd.model.disk_state import EVERY_PRODUCER, PRODUCER_BYTE_RATE, quota_entity
 from tieringd.space.producer_brake import ORDER_WITHIN_SECONDS, SETTLE_MS, TAKE_OVER_MS, ProducerBrake
 from tieringd.storage.memory import MemoryStore
 

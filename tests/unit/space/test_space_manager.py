@@ -12,8 +12,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.virtual_loop import virtually
 from tieringd.policies.disk_areas import DirectoryUse
 from tieringd.policies.space_plan import Phase
-from tieringd.space.space_facts import FOLLOWED, NOT_TIERED
-from tieringd.space.space_manager import SpaceManager
+from tieringd.space.space_manager import FOLLOWED, NOT_TIERED, SpaceManager
 
 SEGMENTS = 6
 

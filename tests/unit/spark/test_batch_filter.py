@@ -24,8 +24,7 @@ from tieringd.formats.record_batch import (
     sealed,
 )
 from tieringd.formats.records import iter_records
-from tieringd.spark.batch_filter import filtered_batch
-from tieringd.spark.record_spans import NULL, record_spans
+from tieringd.spark.record_spans import NULL, filtered_batch, record_spans
 
 
 def filtered(data: memoryview, is_kept):

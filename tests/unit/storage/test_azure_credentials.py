@@ -15,8 +15,8 @@ from crc32c import crc32c
 from tests.support.azure_metadata_server import TokenService
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import ConfigError, StorageDenied, StorageUnavailable
-from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.azure.store import AzureStore
+from tieringd.storage.settings import AzureSettings
 
 METADATA, FEDERATION = "azure_vm_instance_metadata", "azure_aks_oidc_federation"
 CHALLENGE = (

@@ -18,9 +18,9 @@ from tieringd.errors import (
     StorageError,
     StorageUnavailable,
 )
-from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.azure.store import AzureStore
 from tieringd.storage.base import IfVersion
+from tieringd.storage.settings import AzureSettings
 
 KEY = "c2VjcmV0"
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import StorageUnavailable
-from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.azure.store import AzureStore
+from tieringd.storage.settings import AzureSettings
 
 
 class Container:

@@ -23,8 +23,8 @@ from tieringd.errors import (
     StorageUnavailable,
 )
 from tieringd.storage.azure.requests import endpoint_of
-from tieringd.storage.azure.settings import AzureSettings
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
+from tieringd.storage.settings import AzureSettings
 
 if TYPE_CHECKING:
     from tests.support.raw_http import Exchange

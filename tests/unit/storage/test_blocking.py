@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tieringd.storage.blocking import in_thread, in_thread_or
+from tieringd.storage.threads import in_thread, in_thread_or
 
 
 async def test_result_and_error_come_through():

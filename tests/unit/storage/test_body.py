@@ -17,7 +17,7 @@ from tests.support.raw_http import Exchange, serving
 from tieringd.errors import LocalFileError
 from tieringd.storage.base import FileSlice
 from tieringd.storage.body import CHUNK_BYTES, SENDFILE_FROM_BYTES, FileBody
-from tieringd.storage.tls_connector import TlsConnector
+from tieringd.storage.tls_transport import TlsConnector
 
 LARGE = 24 << 20  # More than the sockets of a connection ever hold.
 SMALL = SENDFILE_FROM_BYTES - 1

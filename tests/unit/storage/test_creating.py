@@ -6,7 +6,7 @@ import pytest
 from crc32c import crc32c
 
 from tieringd.errors import PreconditionFailed, StorageUnavailable
-from tieringd.storage.creating import create
+from tieringd.storage.checked_puts import create
 from tieringd.storage.memory import MemoryStore
 
 

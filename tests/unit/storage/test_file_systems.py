@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tests.support.small_disks import ext4_disk_at, small_disk_at
-from tieringd.storage.file_systems import filesystem_type, is_network_filesystem
+from tieringd.storage.file_root import filesystem_type, is_network_filesystem
 
 MOUNTINFO = """\
 22 1 259:1 / / rw,relatime shared:1 - ext4 /dev/root rw

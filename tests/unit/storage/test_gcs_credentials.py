@@ -18,8 +18,8 @@ from tests.support.gcs_metadata_server import running_metadata_server
 from tests.support.gcs_token_endpoint import ACCOUNT, GcsTokenEndpoint
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import ConfigError, ObjectNotFound, StorageDenied, StorageUnavailable, TieringError
-from tieringd.storage.gcs.settings import GcsSettings
 from tieringd.storage.gcs.store import GcsStore
+from tieringd.storage.settings import GcsSettings
 
 MEDIA = {"x_goog_generation": "7", "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
 

@@ -21,8 +21,8 @@ from tieringd.errors import (
     StoreFull,
 )
 from tieringd.storage.base import IfAbsent, IfVersion
-from tieringd.storage.gcs.settings import GcsSettings
 from tieringd.storage.gcs.store import GcsStore
+from tieringd.storage.settings import GcsSettings
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tieringd.errors import PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import IfAbsent, JoiningStore, JoinSource
-from tieringd.storage.gcs.joining import SOURCES_MAX, steps_to
+from tieringd.storage.gcs.store import SOURCES_MAX, steps_to
 from tieringd.storage.memory import MemoryStore
 from tieringd.storage.resilient import ResilientStore, StoreLimits
 from tieringd.storage.s3.joining import PART_BYTES_MIN, Copy, Stream, parts_of

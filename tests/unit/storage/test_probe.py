@@ -13,8 +13,8 @@ from tieringd.errors import (
     StorageUnavailable,
 )
 from tieringd.storage.base import IfAbsent, IfVersion
+from tieringd.storage.checked_puts import require_conditional_writes
 from tieringd.storage.memory import MemoryStore
-from tieringd.storage.probe import require_conditional_writes
 
 
 class LaxStore(MemoryStore):

@@ -14,7 +14,7 @@ import uvloop
 from tests.support.executors import RecordingExecutor
 from tests.support.raw_http import Exchange, serving
 from tieringd.storage.receive import RECEIVE_FROM_BYTES, receive
-from tieringd.storage.tls_connector import TlsConnector
+from tieringd.storage.tls_transport import TlsConnector
 
 LARGE = 24 << 20  # More than the sockets of a connection ever hold.
 SMALL = RECEIVE_FROM_BYTES - 1

@@ -23,8 +23,8 @@ from tests.support.aws_metadata_server import (
 from tests.support.raw_http import Exchange, serving
 from tieringd.errors import ConfigError, ObjectNotFound, StorageDenied, StorageUnavailable
 from tieringd.storage.resilient import ResilientStore, StoreLimits
-from tieringd.storage.s3.settings import S3Settings
 from tieringd.storage.s3.store import S3Store
+from tieringd.storage.settings import S3Settings
 
 MODIFIED = {"ETag": '"version"', "Last_Modified": "Fri, 02 Jan 2026 03:04:05 GMT"}
 SOURCES = ["metadata", "container", "sts"]

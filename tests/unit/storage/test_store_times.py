@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import azure_wire, gcs_wire
-from tieringd.storage.s3.settings import S3Settings
 from tieringd.storage.s3.store import S3Store
+from tieringd.storage.settings import S3Settings
 from tieringd.storage.store_times import StoreTimes
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from tests.support.executors import RecordingExecutor
 from tests.support.raw_http import Exchange, serving
 from tieringd.storage.body import CHUNK_BYTES, FileBody
 from tieringd.storage.calls import send_once
-from tieringd.storage.tls_connector import TlsConnector
-from tieringd.storage.tls_transport import TlsTransport
+from tieringd.storage.tls_transport import TlsConnector, TlsTransport
 
 LARGE = 24 << 20  # More than the sockets of a connection ever hold.
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]

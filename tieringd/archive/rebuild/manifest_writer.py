@@ -3,24 +3,28 @@ Writing rebuilt manifests: each by a compare-and-swap, and never over one that c
 
 Of a damaged one a copy is kept first. Parts that spill are stored before the manifest that names them. A
 crash anywhere leaves at most objects that nobody names, and doing it again finds what is done.
+
+`standing_of` tells how a partition's manifest stands before a rebuild: whether there is one, and whether it
+can be read.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from tieringd.archive.manifest_store import StoredManifest
-from tieringd.archive.rebuild.standing import Standing
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.errors import CorruptDataError, PreconditionFailed, StorageUnavailable
 from tieringd.formats.manifest_codec import decode_manifest, encode_manifest
 from tieringd.formats.object_keys import damaged_copy_key, manifest_key, topic_manifest_key
 from tieringd.formats.topic_manifest import TopicManifest, decode_topic_manifest, encode_topic_manifest
-from tieringd.model.spilling import part_to_spill, spilled
+from tieringd.model.spilling import part_to_spill, spilled, with_parts
+from tieringd.policies.scrub import FaultKind, TopicState
 from tieringd.policies.spillover import plan_spillover
 from tieringd.storage.base import IfVersion
 
@@ -28,12 +32,69 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tieringd.archive.manifest_store import ManifestStore
-    from tieringd.archive.rebuild.standing import PartitionStanding
     from tieringd.formats.object_keys import TopicKey
     from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.scrub import Owner
     from tieringd.storage.base import ObjectStore
 
+
+_OF_TOPICS = frozenset({FaultKind.TOPIC_MANIFEST_DAMAGED, FaultKind.TOPIC_MANIFEST_MISSING})
+
 _AGAIN = "Run it again: it looks at what is there now"
+
+
+class Standing(StrEnum):
+    """What is known of a partition's manifest."""
+
+    ABSENT = "absent"
+    DAMAGED = "damaged"
+    """It cannot be read."""
+    BROKEN = "broken"
+    """It can, and breaks a rule, or what is spilled cannot be read."""
+    SOUND = "sound"
+    CLOSED = "closed"
+    """The archive was moved to another bucket, or is being purged: nobody may write it."""
+    LEAVING = "leaving"
+    """Its topic was deleted, and its objects are going."""
+
+    def may_be_written(self, *, replace: bool) -> bool:
+        """Say whether a rebuild may write it; *replace* is what an operator says of readable ones."""
+        if self in {Standing.ABSENT, Standing.DAMAGED}:
+            return True
+        return replace and self in {Standing.BROKEN, Standing.SOUND}
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStanding:
+    """One partition before a rebuild."""
+
+    partition: TopicIdPartition
+    standing: Standing
+    detail: str = ""
+    """What is wrong."""
+    stored: PartitionManifest | None = None
+    """The live manifest as it is stored."""
+    known: PartitionManifest | None = None
+    """The same with all that is spilled, as far as that can be read."""
+
+
+def standing_of(owner: Owner) -> PartitionStanding:
+    """Return how the manifest of *owner* stands."""
+    partition, manifest = owner.partition, owner.manifest
+    faults = [one for one in owner.findings if one.kind not in _OF_TOPICS]
+    detail = "; ".join(one.detail for one in faults)
+    if owner.topic is TopicState.LEAVING:
+        return PartitionStanding(partition, Standing.LEAVING)
+    if manifest is None:
+        standing = Standing.DAMAGED if faults else Standing.ABSENT
+        return PartitionStanding(partition, standing, detail)
+    if manifest.is_closed:
+        return PartitionStanding(partition, Standing.CLOSED, stored=manifest, known=manifest)
+    if faults:
+        return PartitionStanding(partition, Standing.BROKEN, detail, manifest, manifest)
+    known = with_parts(manifest, owner.parts[::-1])
+    return PartitionStanding(partition, Standing.SOUND, stored=manifest, known=known)
 
 
 class ManifestWriter:

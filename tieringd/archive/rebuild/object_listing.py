@@ -2,6 +2,8 @@
 What a bucket's listing says of each partition: data objects, their indexes, records of rewritings, manifest.
 
 Names and sizes only: nothing is read.
+
+`RecordedRewritings` holds what the bucket's records say of the segments of one partition that jobs rewrote.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from tieringd.archive.segment_swap import load_rewriting
+from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import manifest_key, owner_of, parse_data_key, parse_rewriting_key
-from tieringd.model.rewriting import SegmentIdentity
+from tieringd.model.segment import SegmentIdentity
+from tieringd.policies.standing_rewritings import RecordedRewriting
 from tieringd.storage.at_once import at_once
 
 if TYPE_CHECKING:
@@ -21,9 +26,13 @@ if TYPE_CHECKING:
     from tieringd.model.partition import TopicIdPartition
     from tieringd.storage.base import ObjectInfo, ObjectStore
 
+
 INDEX_SUFFIX: Final = ".index"
 PREFIXES: Final = tuple("0123456789abcdef")
 """All objects of partitions have keys that begin with one of these: each is listed by itself."""
+
+RECORDS_AT_ONCE: Final = 8
+"""Every merge of rewritten segments has one, so a partition may have thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +136,36 @@ def require_data_key(key: str) -> DataKey:
     parsed = parse_data_key(key)
     assert parsed is not None, "only data keys are asked for"
     return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRewritings:
+    """The records that can be read, and why others cannot."""
+
+    found: tuple[RecordedRewriting, ...]
+    faults: tuple[str, ...]
+
+
+async def recorded_rewritings(
+    store: ObjectStore, partition: TopicIdPartition, listed: ListedPartition
+) -> RecordedRewritings:
+    """
+    Read the records of one partition.
+
+    Raises:
+        StorageUnavailable: The store does not answer; nothing is known.
+    """
+
+    async def loaded(key: str) -> RecordedRewriting | str:
+        size_bytes, stored_at_ms = listed.rewritings[key]
+        try:
+            rewriting = await load_rewriting(store, partition, key, size_bytes=size_bytes)
+        except (CorruptDataError, ObjectNotFound) as error:
+            return str(error)
+        return RecordedRewriting(rewriting, stored_at_ms)
+
+    loads = await at_once(sorted(listed.rewritings), loaded, count=RECORDS_AT_ONCE)
+    return RecordedRewritings(
+        tuple(one for one in loads if isinstance(one, RecordedRewriting)),
+        tuple(one for one in loads if isinstance(one, str)),
+    )

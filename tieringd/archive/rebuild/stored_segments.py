@@ -4,32 +4,78 @@ One stored segment, found out from its objects: what a manifest would say of it.
 Its name, its size and its index say almost all. The times of its first and last batches are read from the
 data, a few kilobytes; a deep look reads it whole. Where the index is missing or damaged the data is read
 whole anyway.
+
+`LostIndexes` makes missing indexes again for a manifest that is being rebuilt. Data and index are stored
+under the name that the new index gives them, because other bytes have other names; the old objects stay.
+Storing the same again makes the same object.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
 from tieringd.archive.rebuild.object_listing import require_data_key
-from tieringd.archive.scrub.data_scan import scan_object
+from tieringd.archive.scrub.data_scan import renamed_by, scan_object
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.record_batch import HEADER_BYTES, LOG_APPEND_TIME, parse_header
 from tieringd.formats.segment_scan import SegmentScanner
 from tieringd.formats.sidecar import decode_sidecar
 from tieringd.model.segment import NO_CRC, NO_TIMESTAMP, RemoteSegment
 from tieringd.policies.manifest_rebuild import StoredSegment
+from tieringd.storage.base import JoinSource
 
 if TYPE_CHECKING:
+    from tieringd.archive.object_joiner import ObjectJoiner
     from tieringd.archive.rebuild.object_listing import ListedSegment
+    from tieringd.archive.scrub.data_scan import DataIndexer
     from tieringd.formats.object_keys import DataKey
     from tieringd.formats.record_batch import BatchHeader
     from tieringd.formats.segment_scan import SegmentScan
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.segment import SegmentIndex
     from tieringd.storage.base import ObjectStore
+
+
+class LostIndexes:
+    """Make indexes of one bucket's segments again."""
+
+    def __init__(self, store: ObjectStore, indexer: DataIndexer, joiner: ObjectJoiner) -> None:
+        self._store = store
+        self._indexer = indexer
+        self._joiner = joiner
+
+    async def remade(
+        self, manifest: PartitionManifest, segment: RemoteSegment, *, write: bool
+    ) -> RemoteSegment | None:
+        """
+        Return *segment* as it is named with its new index, and store both where *write* says so.
+
+        None where the archive does not tell how a transaction in it ended: its marker is not in *manifest*,
+        which is all of the archive.
+
+        Raises:
+            StorageUnavailable: The store does not answer; trying again is safe.
+        """
+        sidecar = await self._indexer.from_data(manifest, segment)
+        if sidecar is None:
+            return None
+        named = renamed_by(segment, sidecar)
+        if segment.index_crc32c == NO_CRC:
+            # Its name does not tell of its index, and stays.
+            named = replace(named, index_crc32c=NO_CRC)
+        if write:
+            partition = manifest.partition
+            old, new = data_key(partition, segment), data_key(partition, named)
+            if new != old:
+                source = JoinSource(old, segment.size_bytes, segment.crc32c)
+                await self._joiner.join(new, [source], crc32c=segment.crc32c)
+            await self._store.put(index_key(partition, named), sidecar, crc32c=crc32c(sidecar))
+        return named
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,7 @@
-"""Looking at a bucket for faults: segments, spilled parts, partitions, and objects that nobody names."""
+"""
+Looking at a bucket for faults: segments, spilled parts, partitions, and objects that no manifest names.
+
+Read `segment_look` first (one segment, and a manifest by looks at its segments; `data_scan` reads an object
+whole), then `partition_scrub` with `spilled_chain` (one partition), and `orphan_search` and `survey` (a
+whole bucket). `data_scan` can also make a lost index again. Nothing here changes the bucket.
+"""

@@ -7,6 +7,9 @@ judged by manifests that are read after it was listed: what was committed meanwh
 with the same hash keep an orphan where it is, and nothing worse.
 
 A search may be cut after any page. Nothing is moved here.
+
+`Owners` tells what is known of a partition now, to judge objects that belong to it by their names. A
+manifest that cannot be read makes an owner uncertain, and no object of an uncertain owner is touched.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from tieringd.archive.scrub.owners import Owners
+from tieringd.archive.scrub.spilled_chain import SpilledChain, SpilledTally
+from tieringd.errors import CorruptDataError
 from tieringd.formats.object_keys import (
     data_key,
     manifest_key,
@@ -30,27 +34,107 @@ from tieringd.formats.object_keys import (
     topic_key,
     topic_manifest_key,
 )
-from tieringd.policies.scrub import FaultKind, Finding
-from tieringd.policies.scrub_orphans import (
+from tieringd.model.topic_lifecycle import Lifecycle
+from tieringd.policies.scrub import (
     INDEX_SUFFIX,
+    FaultKind,
+    Finding,
     Keep,
+    Owner,
     StoredObject,
     TopicState,
     has_rewritten,
+    manifest_findings,
     plan_orphans,
     tables_of,
+    twice_named_findings,
 )
-from tieringd.storage.blocking import in_thread
+from tieringd.policies.topic_lifecycle import BEYOND_RETURN
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub_orphans import Orphan, Owner
+    from tieringd.model.spillover import SpilloverManifest, SpilloverName
+    from tieringd.policies.scrub import Orphan
     from tieringd.storage.base import ObjectStore
 
+
 _RECORD: Final = re.compile(r"(/rewriting\.)[^/]+$")
+
+
+class Owners:
+    """Look owners up in the bucket, each time anew."""
+
+    def __init__(self, store: ObjectStore, manifests: ManifestStore) -> None:
+        self._manifests = manifests
+        self._chain = SpilledChain(store)
+
+    async def owner(self, partition: TopicIdPartition) -> Owner:
+        """
+        Return what is known of a partition now: all that its manifests name.
+
+        Raises:
+            StorageUnavailable: The store does not answer; nothing is known.
+        """
+        key = topic_key(partition)
+        findings: list[Finding] = []
+        manifest = topic = None
+        # In this order: a topic says that it is leaving before its manifests go.
+        try:
+            manifest = (await self._manifests.load(partition)).manifest
+        except CorruptDataError as error:
+            kind, damaged = FaultKind.MANIFEST_DAMAGED, manifest_key(partition)
+            findings.append(Finding(kind, damaged, error.message, partition))
+        try:
+            topic = await self._manifests.load_topic(key)
+            state = _state(topic)
+        except CorruptDataError as error:
+            state = TopicState.LIVE
+            kind, damaged = FaultKind.TOPIC_MANIFEST_DAMAGED, topic_manifest_key(key)
+            findings.append(Finding(kind, damaged, error.message))
+        uncertain = str(findings[0]) if findings else ""
+        owner = Owner(partition, state, manifest, uncertain=uncertain, findings=tuple(findings))
+        return await self._with_parts(owner, manifest) if manifest else owner
+
+    async def _with_parts(self, owner: Owner, manifest: PartitionManifest) -> Owner:
+        """Return *owner* with all that is spilled, and what is wrong with it and with *manifest*."""
+        rules = manifest_findings(manifest)
+        parts: list[SpilloverManifest] = []
+        names: list[SpilloverName] = []
+        of_parts: list[Finding] = []
+        tally = SpilledTally(manifest)
+        async for link in self._chain.walk(manifest):
+            tally.take(link)
+            names.append(link.name)
+            parts += [link.part] if link.part else []
+            of_parts += [link.finding] if link.finding else []
+        uncertain = owner.uncertain or "; ".join(one.detail for one in rules)
+        return replace(
+            owner,
+            parts=tuple(parts),
+            part_names=frozenset(names),
+            uncertain=uncertain or (str(of_parts[0]) if of_parts else ""),
+            findings=(
+                *owner.findings,
+                *rules,
+                *twice_named_findings(manifest, parts),
+                *of_parts,
+                *tally.findings(),
+            ),
+        )
+
+
+def _state(topic: TopicManifest | None) -> TopicState:
+    if topic is None:
+        return TopicState.UNKNOWN
+    if topic.lifecycle in BEYOND_RETURN:
+        return TopicState.LEAVING
+    return TopicState.LIVE if topic.lifecycle is Lifecycle.LIVE else TopicState.RESTORABLE
 
 
 @dataclass(slots=True)

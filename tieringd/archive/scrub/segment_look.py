@@ -4,6 +4,10 @@ One look at a stored segment: its data object and its index, against what the ma
 A shallow look asks the store for sizes and checksums, and reads the index where the store tells no
 checksum. A deep look reads every byte, asks for nothing else, and believes no checksum but its own.
 Nothing is changed.
+
+`Verifier` verifies an archive against its manifests, by a look at each segment. It takes the given manifest
+as it is: for a manifest that may change meanwhile there is `archive.scrub.partition_scrub`. Faults are
+returned in words.
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ from tieringd.formats.object_keys import data_key, index_key
 from tieringd.formats.sidecar import decode_sidecar_of
 from tieringd.model.segment import NO_CRC
 from tieringd.policies.scrub import Seen, segment_findings
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
+    from tieringd.archive.spillover_manifests import SpilloverManifests
     from tieringd.formats.segment_scan import SegmentScan
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment, SegmentIndex
     from tieringd.policies.scrub import Finding
@@ -155,3 +161,54 @@ def _disagreement(scan: SegmentScan, index: SegmentIndex) -> str:
     if scan.entries != index.entries:
         return "the index has entries that are not in the object"
     return ""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """What was found of one partition."""
+
+    partition: TopicIdPartition
+    segments: int
+    size_bytes: int
+    records: int | None
+    """None after a shallow look."""
+    gap_offsets: int
+    faults: tuple[str, ...]
+
+
+class Verifier:
+    """Compare manifests with objects. Reads only; one partition at a time."""
+
+    def __init__(self, store: ObjectStore, spillovers: SpilloverManifests) -> None:
+        self._looker = SegmentLooker(store)
+        self._spillovers = spillovers
+
+    async def verify(
+        self, manifest: PartitionManifest, *, deep: bool, newest: int | None = None
+    ) -> PartitionReport:
+        """
+        Return what is right and wrong with one partition's objects.
+
+        *newest* looks only at the objects of so many segments at the archive's end.
+        """
+        faults = list(manifest.faults())
+        try:
+            wanted = manifest.live_offset if newest is not None and newest <= len(manifest.segments) else None
+            manifest = await self._spillovers.with_history(manifest, from_offset=wanted)
+        except (ObjectNotFound, CorruptDataError) as error:
+            faults.append(f"its older segments cannot be looked at: {error}")
+        records = 0
+        rows = len(manifest.segments)
+        first = 0 if newest is None else max(0, rows - newest)
+        for segment in (manifest.segments[row] for row in range(first, rows)):
+            look = await self._looker.look(manifest.partition, segment, deep=deep)
+            records += look.records
+            faults += [str(finding) for finding in look.findings]
+        return PartitionReport(
+            partition=manifest.partition,
+            segments=manifest.segment_count,
+            size_bytes=manifest.size_bytes,
+            records=records if deep else None,
+            gap_offsets=manifest.gap_offsets,
+            faults=tuple(faults),
+        )

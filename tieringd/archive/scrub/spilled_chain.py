@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from tieringd.archive.scrub.segment_look import read_object
 from tieringd.archive.spillover_manifests import SpilloverManifests
 from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.manifest_codec import decode_spillover
 from tieringd.formats.object_keys import spillover_key
-from tieringd.formats.spillover_codec import decode_spillover
 from tieringd.policies.scrub import FaultKind, Finding, spillover_tally_finding
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -4,6 +4,9 @@ A whole bucket looked at by its manifests and its listing, before anybody reads 
 It tells which partitions there are and what they hold, what is wrong with manifests, and which objects
 nobody names. Archives change meanwhile: what is wrong is looked at twice, and objects are judged by
 manifests that were read after they were listed.
+
+`ScrubbedTopics` lists the topics of a bucket whose partitions a scrub looks at. Partitions of a topic that
+is being purged are left out: their manifests name objects that are already gone.
 """
 
 from __future__ import annotations
@@ -11,24 +14,85 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch
-from tieringd.archive.scrub.owners import Owners
-from tieringd.archive.scrub.topics import ScrubbedTopics
+from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch, Owners
+from tieringd.errors import CorruptDataError
+from tieringd.formats.object_keys import (
+    TOPIC_MANIFESTS_PREFIX,
+    TopicKey,
+    parse_topic_manifest_key,
+    topic_key,
+    topic_manifest_key,
+)
+from tieringd.policies.scrub import FaultKind, Finding
+from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 from tieringd.storage.at_once import at_once
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from tieringd.archive.manifest_store import ManifestStore
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub import Finding
-    from tieringd.policies.scrub_orphans import Orphan, Owner
+    from tieringd.policies.scrub import Orphan, Owner
     from tieringd.storage.base import ObjectStore
+
 
 PARTITIONS_AT_ONCE: Final = 16
 PREFIXES: Final = tuple("0123456789abcdef")
 """All objects of partitions have keys that begin with one of these: each is listed by itself."""
+
+
+class ScrubbedTopics:
+    """Find the partitions of those topics whose names are wanted. Keeps no state."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifests: ManifestStore,
+        *,
+        is_wanted: Callable[[str], bool] = lambda _: True,
+    ) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._is_wanted = is_wanted
+
+    async def partitions(self, findings: list[Finding]) -> AsyncIterator[TopicIdPartition]:
+        """
+        Yield the partitions that topic manifests lead to; damaged ones of those come to *findings*.
+
+        The partitions of a damaged one are found by their own manifests.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+        """
+        start_after: str | None = None
+        while True:
+            page = await self._store.list_page(TOPIC_MANIFESTS_PREFIX, start_after=start_after)
+            for info in page.objects:
+                key = parse_topic_manifest_key(info.key)
+                if key is not None and self._is_wanted(key.topic):
+                    for partition in await self._partitions_of(findings, key):
+                        yield partition
+            start_after = page.next_start_after
+            if start_after is None:
+                return
+
+    async def _partitions_of(self, findings: list[Finding], key: TopicKey) -> tuple[TopicIdPartition, ...]:
+        try:
+            topic = await self._manifests.load_topic(key)
+        except CorruptDataError as error:
+            findings.append(Finding(FaultKind.TOPIC_MANIFEST_DAMAGED, topic_manifest_key(key), error.message))
+            return ()
+        return topic.partitions() if topic and topic.lifecycle not in BEYOND_RETURN else ()
+
+    async def is_leaving(self, partition: TopicIdPartition) -> bool:
+        """Say whether the partition's topic is being purged now."""
+        try:
+            topic = await self._manifests.load_topic(topic_key(partition))
+        except CorruptDataError:
+            # That is a finding of its own.
+            return False
+        return topic is not None and topic.lifecycle in BEYOND_RETURN
 
 
 @dataclass(slots=True)

@@ -23,8 +23,7 @@ from tieringd.daemon.beside import kafka_settings
 from tieringd.errors import BrokerUnavailable, ConfigError
 from tieringd.formats.recovery_mark import RecoveryMark
 from tieringd.metrics import Metrics
-from tieringd.policies.restore import RestoreLimits, plan_restore
-from tieringd.policies.topic_recovery import KEEPING, Renaming, target_fault
+from tieringd.policies.recovery import KEEPING, Renaming, RestoreLimits, plan_restore, target_fault
 from tieringd.recovery.republisher import Republisher, first_codec
 
 if TYPE_CHECKING:

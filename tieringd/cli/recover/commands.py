@@ -28,8 +28,7 @@ from tieringd.cli.recover.options import (
 from tieringd.cli.recover.selection import LISTED, Wanted, listing, matching
 from tieringd.daemon.archive import opened_archive
 from tieringd.metrics import Metrics
-from tieringd.policies.restore import RestoreLimits
-from tieringd.policies.topic_recovery import Renaming
+from tieringd.policies.recovery import Renaming, RestoreLimits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

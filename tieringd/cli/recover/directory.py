@@ -18,7 +18,7 @@ from tieringd.formats.history_link import HistoryLink
 from tieringd.formats.object_keys import TopicKey
 from tieringd.metrics import Metrics
 from tieringd.model.partition import NO_TOPIC_ID
-from tieringd.policies.restore import RestoreLimits, plan_restore
+from tieringd.policies.recovery import RestoreLimits, plan_restore
 from tieringd.recovery.restorer import Restorer
 
 if TYPE_CHECKING:

@@ -3,6 +3,10 @@ The head of a request: which API, which version, whose answer it waits for.
 
 The first eight bytes are the same in every version of the header, so a request can be passed on
 without knowing more of it. Only the APIs that the gateway looks at are named here.
+
+`cap_versions` lowers what the broker offers in an ApiVersions answer to what the gateway understands. The
+answer is changed in place, so everything else in it stays as it was. Only APIs that the gateway looks at
+are lowered; of the others a client may use any version.
 """
 
 from __future__ import annotations
@@ -18,6 +22,11 @@ SIZE_BYTES: Final = 4
 """Before every request and response: the size of what follows."""
 HEAD: Final = struct.Struct(">ihhi")
 """Size, API key, API version and correlation id."""
+
+UNSUPPORTED_VERSION: Final = 35
+_RANGE: Final = struct.Struct(">hhh")
+_MAX_VERSION: Final = struct.Struct(">h")
+_UNSUPPORTED: Final = struct.Struct(">iihihhh")
 
 
 class Api(IntEnum):
@@ -43,7 +52,7 @@ KNOWN_VERSIONS: Final[dict[int, range]] = {
     Api.DESCRIBE_LOG_DIRS: range(1, 6),
 }
 """
-The versions that are understood. Newer ones are kept from clients (`api_versions.cap_versions`);
+The versions that are understood. Newer ones are kept from clients (`cap_versions`);
 older ones, of clients from before 2017, pass without being looked at.
 """
 
@@ -117,3 +126,40 @@ def request_body(view: memoryview, head: RequestHead) -> int:
     if head.is_flexible:
         cursor.skip_tags()
     return cursor.at
+
+
+def cap_versions(response: memoryview, version: int) -> None:
+    """
+    Lower the versions in *response*, whole and with its size field, in place.
+
+    A broker that does not know *version* answers in version 0, with an error.
+
+    Raises:
+        ProtocolViolation: It is no ApiVersions response.
+    """
+    # The header of this response is never flexible: a client reads it before it knows anything.
+    cursor = Cursor(response, SIZE_BYTES + 4)
+    compact = is_flexible(Api.API_VERSIONS, version) and cursor.int16() != UNSUPPORTED_VERSION
+    cursor.at = SIZE_BYTES + 4 + 2
+    for _ in range(cursor.length(compact=compact)):
+        begin = cursor.at
+        api_key, _, highest = cursor.fixed(_RANGE)
+        known = KNOWN_VERSIONS.get(api_key)
+        if known is not None and highest >= known.stop:
+            _MAX_VERSION.pack_into(response, begin + 4, known.stop - 1)
+        if compact:
+            cursor.skip_tags()
+
+
+def unsupported(correlation_id: int) -> bytes:
+    """Return the answer to a version of ApiVersions that the gateway does not understand."""
+    known = KNOWN_VERSIONS[Api.API_VERSIONS]
+    return _UNSUPPORTED.pack(
+        _UNSUPPORTED.size - SIZE_BYTES,
+        correlation_id,
+        UNSUPPORTED_VERSION,
+        1,
+        Api.API_VERSIONS,
+        0,
+        known.stop - 1,
+    )

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+from crc32c import crc32c
 
+from tieringd.archive.archive_reader import checked_batches, require_checksum
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.errors import CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import data_key
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.latest_records import LatestCut, LatestKeys
-from tieringd.spark.whole_segment import batches_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -22,12 +24,15 @@ if TYPE_CHECKING:
     from pyspark import Broadcast
     from pyspark.sql import Row
 
+    from tieringd.archive.archive_reader import Batch
     from tieringd.archive.segment_swap import Successor
     from tieringd.config import Config
     from tieringd.model.partition import TopicIdPartition
     from tieringd.model.segment import RemoteSegment
+    from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.chosen import Share
     from tieringd.spark.latest_records import CompactionRules
+
 
 KEYS_HELD_MAX: Final = 500_000
 """Keys that a task holds before it hands them on: a segment seldom has more, and memory has a bound."""
@@ -38,6 +43,21 @@ KEY_SCHEMA: Final = (
 """Of `KeyRow`."""
 BITMAP_OFFSETS: Final = 32_768
 """What one of Spark's own bitmaps tells of."""
+
+
+def batches_of(bucket: Bucket, partition: TopicIdPartition, segment: RemoteSegment) -> Iterator[Batch]:
+    """
+    Yield all batches of a segment; what comes next is fetched meanwhile.
+
+    Raises:
+        ObjectNotFound: The object has gone: look at the manifest again.
+        CorruptDataError: A batch is wrong; or, after the last one, the object is not the manifest's.
+    """
+    key, checksum = data_key(partition, segment), 0
+    for run, position in bucket.runs(key, position=0, end=segment.size_bytes):
+        checksum = crc32c(run, checksum)
+        yield from checked_batches(run, position, key)
+    require_checksum(segment, checksum, key)
 
 
 class KeyRow(NamedTuple):

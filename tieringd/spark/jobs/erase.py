@@ -24,7 +24,7 @@ from crc32c import crc32c
 from tieringd.archive.segment_rewriter import SegmentRewriter
 from tieringd.archive.segment_swap import held_in
 from tieringd.errors import ConfigError, CorruptDataError, ObjectNotFound, TieringError
-from tieringd.formats.erasure_record import (
+from tieringd.formats.job_records import (
     ErasedPartition,
     ErasureOutcome,
     ErasureRequest,

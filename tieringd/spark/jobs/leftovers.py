@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tieringd.archive.archive_reader import checked_batches
-from tieringd.archive.scrub.orphan_search import NamedObjects
-from tieringd.archive.scrub.owners import Owners
+from tieringd.archive.scrub.orphan_search import NamedObjects, Owners
 from tieringd.archive.scrub.survey import PREFIXES
 from tieringd.errors import CorruptDataError, ObjectNotFound
 from tieringd.formats.object_keys import (
@@ -25,7 +24,7 @@ from tieringd.formats.object_keys import (
     parse_joined_part_key,
     parse_quarantined_key,
 )
-from tieringd.policies.scrub_orphans import TopicState, is_named
+from tieringd.policies.scrub import TopicState, is_named
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.chosen import TASK_BYTES
 from tieringd.spark.jobs.progress import watched
@@ -33,7 +32,7 @@ from tieringd.spark.jobs.tasks import failures_in_words
 from tieringd.spark.jobs.topic_choice import matches
 from tieringd.spark.key_eraser import holds_any
 from tieringd.storage.at_once import at_once
-from tieringd.storage.blocking import in_thread
+from tieringd.storage.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from tieringd.config import Config
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition
-    from tieringd.policies.scrub_orphans import Owner
+    from tieringd.policies.scrub import Owner
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.progress import Progress
 

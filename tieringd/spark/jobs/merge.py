@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tieringd.archive.merged_objects import PreparedMerge, index_of_parts, store_merged
-from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archive.object_joiner import ObjectJoiner, PreparedMerge, index_of_parts, store_merged
 from tieringd.archive.segment_swap import Successor
 from tieringd.config.topic import DEFAULT_SEGMENT_BYTES
 from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound

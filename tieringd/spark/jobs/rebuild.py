@@ -14,12 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from tieringd.archive.rebuild.manifest_writer import ManifestWriter
-from tieringd.archive.rebuild.object_listing import list_partitions
-from tieringd.archive.rebuild.recorded_rewritings import recorded_rewritings
-from tieringd.archive.rebuild.standing import PartitionStanding, Standing, standing_of
+from tieringd.archive.rebuild.manifest_writer import ManifestWriter, PartitionStanding, Standing, standing_of
+from tieringd.archive.rebuild.object_listing import list_partitions, recorded_rewritings
 from tieringd.archive.rebuild.stored_segments import Unusable
-from tieringd.archive.scrub.owners import Owners
+from tieringd.archive.scrub.orphan_search import Owners
 from tieringd.errors import ObjectNotFound, TieringError
 from tieringd.formats.object_keys import TopicKey, data_key, topic_key
 from tieringd.model.segment import JOB_PREFIX
@@ -42,8 +40,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tieringd.archive.rebuild.object_listing import ListedPartition
-    from tieringd.archive.rebuild.recorded_rewritings import RecordedRewritings
+    from tieringd.archive.rebuild.object_listing import ListedPartition, RecordedRewritings
     from tieringd.config import Config
     from tieringd.model.manifest import PartitionManifest
     from tieringd.model.partition import TopicIdPartition

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from tieringd.archive.rebuild.standing import PartitionStanding, Standing
+from tieringd.archive.rebuild.manifest_writer import PartitionStanding, Standing
 from tieringd.formats.object_keys import data_key
 from tieringd.spark.jobs.report import Report, Table
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tieringd.archive.object_joiner import ObjectJoiner
-from tieringd.archive.rebuild.lost_indexes import LostIndexes
-from tieringd.archive.rebuild.stored_segments import stored_segment
-from tieringd.archive.scrub.data_index import DataIndexer
+from tieringd.archive.rebuild.stored_segments import LostIndexes, stored_segment
+from tieringd.archive.scrub.data_scan import DataIndexer
 from tieringd.spark.bucket import bucket_of
 from tieringd.storage.at_once import at_once
 

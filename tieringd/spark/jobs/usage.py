@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tieringd.archive.scrub.topics import ScrubbedTopics
+from tieringd.archive.scrub.survey import ScrubbedTopics
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.prices import list_prices
 from tieringd.spark.jobs.progress import silent, watched

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
+from tieringd.storage.base import truncated, unreadable
 from tieringd.storage.body import CHUNK_BYTES, FileBody
-from tieringd.storage.slices import truncated, unreadable
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from azure.core.credentials import AccessTokenInfo, TokenRequestOptions
 
-    from tieringd.storage.azure.settings import AzureSettings
+    from tieringd.storage.settings import AzureSettings
 
     Library = ManagedIdentityCredential | WorkloadIdentityCredential
 

@@ -30,7 +30,7 @@ from tieringd.storage.calls import send_once
 from tieringd.storage.receive import receive
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
-from tieringd.storage.tls_connector import TlsConnector
+from tieringd.storage.tls_transport import TlsConnector
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tieringd.storage.azure.body import CheckedBody
     from tieringd.storage.azure.credentials import Identity
     from tieringd.storage.azure.errors import Call
-    from tieringd.storage.azure.settings import AzureSettings
+    from tieringd.storage.settings import AzureSettings
 
 API_VERSION = "2023-11-03"
 """Old enough for every service and appliance, and for the emulator; new enough for all that is used."""

@@ -16,6 +16,8 @@ have no name in any listing, and the service drops them after a week.
 
 With a hierarchical namespace directories are left out of listings, and a key cannot be both an
 object and the beginning of another's path.
+
+`soft_delete` reads from the account's properties whether it keeps deleted blobs.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import hashlib
 import os
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 from crc32c import crc32c as crc32c_of
 
@@ -37,22 +40,41 @@ from tieringd.storage.azure.errors import Call
 from tieringd.storage.azure.joining import BlockCopies
 from tieringd.storage.azure.listing import Listing, parse_crc32c, parse_date_ms
 from tieringd.storage.azure.requests import Requests, is_encrypted
-from tieringd.storage.azure.soft_delete import soft_delete
 from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
-from tieringd.storage.ranges import ranged
+from tieringd.storage.receive import ranged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from tieringd.storage.azure.requests import Answer
-    from tieringd.storage.azure.settings import AzureSettings
     from tieringd.storage.base import Body, Condition, JoinSource
+    from tieringd.storage.settings import AzureSettings
+
 
 _OK = frozenset({200})
 _CREATED = frozenset({201})
 _RANGE = frozenset({200, 206, 416})
 _GONE = frozenset({202})
 _IN_THREAD_FROM_BYTES = 1 << 20  # Less is hashed sooner than a thread is told about it.
+
+
+def soft_delete(document: bytes) -> tuple[str, ...]:
+    """
+    Return, for people, how deleted blobs are kept; nothing where they are not.
+
+    *document* is the answer to Get Blob Service Properties.
+
+    Raises:
+        StorageUnavailable: It is none.
+    """
+    try:
+        properties = ET.fromstring(document.removeprefix(b"\xef\xbb\xbf"))  # noqa: S314 - TLS and our service
+        policy = properties.find("DeleteRetentionPolicy")
+    except ET.ParseError as error:
+        raise StorageUnavailable(f"the account's properties are no XML ({error})") from error
+    if policy is None or policy.findtext("Enabled") != "true":
+        return ()
+    return (f"soft delete keeps deleted blobs for {policy.findtext('Days')} days",)
 
 
 class AzureStore:

@@ -4,6 +4,11 @@ Google Cloud Storage, by its JSON API through gcloud-aio.
 Every upload is one multipart request that carries the CRC32C of its bytes, so Google refuses other
 bytes; from a server that does not compare, the object is taken back. Nothing is resumable, nothing
 is retried here. Versions are generations.
+
+`steps_to` plans how many objects become one, where a request takes 32 at most (compose). More are joined in
+levels: first each 32 into an object of their own, then those. The objects in between have names that follow
+from the last one's, so that joining again writes over them, and are deleted in the end. What a killed
+process left of them is named by no manifest, and is found like any such object.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -29,18 +35,19 @@ from tieringd.storage.gcs.answers import (
     info_of_media,
     malformed,
 )
-from tieringd.storage.gcs.client import GcsClient
-from tieringd.storage.gcs.joining import steps_to
-from tieringd.storage.gcs.upload import RelatedBody
-from tieringd.storage.ranges import ranged
+from tieringd.storage.gcs.client import GcsClient, RelatedBody
+from tieringd.storage.receive import ranged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tieringd.storage.base import Body, Condition, JoinSource, ObjectInfo
     from tieringd.storage.gcs.answers import Answer
-    from tieringd.storage.gcs.joining import Step
-    from tieringd.storage.gcs.settings import GcsSettings
+    from tieringd.storage.settings import GcsSettings
+
+
+SOURCES_MAX = 32
+"""What one compose request takes."""
 
 _KEEPING_FIELDS = "versioning,softDeletePolicy,retentionPolicy,defaultEventBasedHold,objectRetention"
 _MOST_RESULTS = 1000  # In one page of a listing.
@@ -49,6 +56,26 @@ _TIDY_SECONDS = 5.0
 """A caller that cancels or has failed waits no longer for objects to go that nothing names."""
 _ABSENT = frozenset({HTTPStatus.NOT_FOUND})
 _PAST_THE_END = frozenset({HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One request: *keys* become the object *key*."""
+
+    key: str
+    keys: tuple[str, ...]
+
+
+def steps_to(key: str, sources: Sequence[str]) -> list[Step]:
+    """Return the requests that make *key* of *sources*, in order; the last one makes it."""
+    steps: list[Step] = []
+    keys, level = tuple(sources), 0
+    while len(keys) > SOURCES_MAX:
+        groups = [keys[start : start + SOURCES_MAX] for start in range(0, len(keys), SOURCES_MAX)]
+        made = [Step(f"{key}.part-{level}-{number}", group) for number, group in enumerate(groups)]
+        steps += made
+        keys, level = tuple(step.key for step in made), level + 1
+    return [*steps, Step(key, keys)]
 
 
 class GcsStore:

@@ -25,10 +25,9 @@ from crc32c import crc32c as crc32c_of
 from tieringd.errors import ChecksumRejected, StorageError, StorageUnavailable
 from tieringd.formats.crc32c_combine import combined_crc32c
 from tieringd.storage.at_once import at_once
-from tieringd.storage.base import FileSlice
+from tieringd.storage.base import FileSlice, truncated, unreadable
 from tieringd.storage.calls import Call
 from tieringd.storage.s3.errors import require
-from tieringd.storage.slices import truncated, unreadable
 from tieringd.storage.threads import finished
 
 if TYPE_CHECKING:

@@ -4,12 +4,15 @@ S3 and what speaks like it, through aiobotocore.
 One client with one connection pool. The SDK's retries are off (`storage.resilient` retries)
 and so is its own hashing: every PUT carries the CRC32C that its caller computed while reading
 the data, and the server checks it. Versions are ETags. Proxies are those of the environment.
+
+`info_of` and its neighbours read what S3's answers tell of an object, in the words of the seam.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, contextmanager
+from email.utils import parsedate_to_datetime
 from functools import cache
 from http import HTTPStatus
 from pathlib import Path
@@ -21,34 +24,86 @@ from botocore.handlers import add_expect_header
 from botocore.loaders import create_loader
 from crc32c import crc32c as crc32c_of
 
+from tieringd.clock import wall_clock_ms
 from tieringd.errors import BucketNotFound, ConfigError, ObjectNotFound, StorageError, StorageUnavailable
 from tieringd.storage.base import FileSlice, IfAbsent, Joined, ListPage, ObjectInfo
 from tieringd.storage.body import FileBody
 from tieringd.storage.calls import Call
-from tieringd.storage.ranges import ranged
-from tieringd.storage.s3.answers import answered_at_ms, info_of, milliseconds, read_whole, status_of
+from tieringd.storage.receive import ranged, receive
 from tieringd.storage.s3.credentials import role_credentials
 from tieringd.storage.s3.errors import bucket_not_found, from_answer, is_expired, require, translated
 from tieringd.storage.s3.joining import PartJoin
-from tieringd.storage.s3.multipart import MultipartUploads, decode_crc32c, encode_crc32c
+from tieringd.storage.s3.multipart import CHECKSUM_METADATA, MultipartUploads, decode_crc32c, encode_crc32c
 from tieringd.storage.s3.transport import client_config
 from tieringd.storage.store_times import StoreTimes
 from tieringd.storage.threads import body_threads
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from concurrent.futures import Executor
 
     from botocore.loaders import Loader
 
     from tieringd.storage.base import Body, Condition, JoinSource
     from tieringd.storage.s3.credentials import RoleCredentials
-    from tieringd.storage.s3.settings import S3Settings
+    from tieringd.storage.settings import S3Settings
+
 
 _DELETE_BATCH = 1000  # The most that one DeleteObjects takes.
 _OFFLINE_CLASSES = {"GLACIER", "DEEP_ARCHIVE"}
 
 _ANSWERED_EARLY = frozenset({"CompleteMultipartUpload", "CopyObject", "UploadPartCopy"})
 """Operations whose answers begin, with their date, minutes before they end."""
+
+
+async def read_whole(
+    call: Call, answer: dict[str, Any], *, executor: Executor, stall_seconds: float
+) -> bytes:
+    """Read an answer's body, and refuse one that ended early."""
+    async with answer["Body"] as stream:
+        data = await receive(stream.raw_stream, executor=executor, stall_seconds=stall_seconds)
+    if len(data) != answer["ContentLength"]:
+        raise StorageUnavailable(
+            f"{call.subject}: {len(data)} bytes arrived of {answer['ContentLength']} announced"
+        )
+    return data
+
+
+def info_of(call: Call, key: str, answer: dict[str, Any], *, size_bytes: int) -> ObjectInfo:
+    """Return what an answer to GET or HEAD tells of its object."""
+    modified_ms = milliseconds(require(call, answer, "LastModified"))
+    return ObjectInfo(key, size_bytes, require(call, answer, "ETag"), _crc32c(answer), modified_ms)
+
+
+def _crc32c(answer: dict[str, Any]) -> int | None:
+    """
+    Return the checksum of a whole object.
+
+    Of one sent in parts a server knows what it composed of theirs, and not every server marks it as
+    such: then the checksum counts that the whole had when its parts were found to add up to it.
+    """
+    text, kind = answer.get("ChecksumCRC32C"), answer.get("ChecksumType")
+    whole = answer.get("Metadata", {}).get(CHECKSUM_METADATA)
+    if whole is not None:
+        return decode_crc32c(whole)
+    return None if text is None or "-" in text or kind == "COMPOSITE" else decode_crc32c(text)
+
+
+def milliseconds(moment: Any) -> int:
+    """Return a point in time in milliseconds since 1970."""
+    return int(moment.timestamp() * 1000)
+
+
+def answered_at_ms(answer: dict[str, Any]) -> int:
+    """Return the server's clock where it tells (a PUT's answer has no modification time), else ours."""
+    date = answer["ResponseMetadata"]["HTTPHeaders"].get("date")
+    return milliseconds(parsedate_to_datetime(date)) if date else wall_clock_ms()
+
+
+def status_of(error: StorageError) -> int:
+    """Return the HTTP status behind an error, 0 when there is none."""
+    answer = getattr(error.__cause__, "response", {})
+    return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
 
 
 class S3Store:

@@ -13,10 +13,10 @@ from aiobotocore.config import AioConfig
 from aiobotocore.httpsession import AIOHTTPSession
 
 from tieringd.storage.calls import send_once
-from tieringd.storage.tls_connector import TlsConnector
+from tieringd.storage.tls_transport import TlsConnector
 
 if TYPE_CHECKING:
-    from tieringd.storage.s3.settings import S3Settings
+    from tieringd.storage.settings import S3Settings
 
 _USER_AGENT = "tieringd"  # botocore builds its own anew for each request: 15% of a small one's cost.
 

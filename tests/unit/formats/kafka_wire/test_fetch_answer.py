@@ -11,8 +11,13 @@ from hypothesis import strategies as st
 from tests.support.kafka_messages import FETCH_VERSIONS, read_response
 from tests.unit.formats.kafka_wire.fetch_strategies import fetch_responses
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.fetch_answer import Replacement, composed, rebuilt
-from tieringd.formats.kafka_wire.fetch_walk import FetchedPartition, FetchResponseWalk
+from tieringd.formats.kafka_wire.fetch import (
+    FetchedPartition,
+    FetchResponseWalk,
+    Replacement,
+    composed,
+    rebuilt,
+)
 from tieringd.formats.kafka_wire.pieces import FileSlice, piece_bytes
 
 offsets = st.integers(-1, 2**62)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.kafka_messages import FETCH_VERSIONS, fetch_response, read_response, response_frame
 from tests.unit.formats.kafka_wire.fetch_strategies import fetch_responses
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.fetch_walk import FetchResponseWalk
+from tieringd.formats.kafka_wire.fetch import FetchResponseWalk
 
 
 def walked(version, frame, *, steps=()):

@@ -19,9 +19,14 @@ from tests.support.kafka_messages import (
     response_module,
 )
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.api_versions import cap_versions, unsupported
 from tieringd.formats.kafka_wire.messages import decode_request, decode_response, encode_response, made
-from tieringd.formats.kafka_wire.request_header import KNOWN_VERSIONS, RequestHead, request_body
+from tieringd.formats.kafka_wire.request_header import (
+    KNOWN_VERSIONS,
+    RequestHead,
+    cap_versions,
+    request_body,
+    unsupported,
+)
 
 SMALL = [(key, version) for key in (2, 18, 23, 35) for version in KNOWN_VERSIONS[key]]
 

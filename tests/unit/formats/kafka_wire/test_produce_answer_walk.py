@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.kafka_messages import PRODUCE_VERSIONS, produce_response, response_frame
 from tieringd.errors import ProtocolViolation
-from tieringd.formats.kafka_wire.produce_answer_walk import FIRST_LOG_START, ProduceResponseWalk
+from tieringd.formats.kafka_wire.produce import FIRST_LOG_START, ProduceResponseWalk
 
 VERSIONS = PRODUCE_VERSIONS[PRODUCE_VERSIONS.index(FIRST_LOG_START) :]
 

@@ -10,7 +10,7 @@ from tests.fakes.broker import FakeBroker
 from tests.fakes.manifests import stored_manifest
 from tieringd.daemon.scrubbing import scrub_parts
 from tieringd.formats.object_keys import TopicKey, data_key, index_key
-from tieringd.housekeeping.scrub_parts import WholeScrub
+from tieringd.housekeeping.scrub import WholeScrub
 from tieringd.policies.total_retention import RetentionPace
 from tieringd.storage.memory import MemoryStore
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.fakes.log_writer import LogWriter
-    from tieringd.housekeeping.scrub_parts import ScrubReport
+    from tieringd.housekeeping.scrub import ScrubReport
     from tieringd.model.manifest import PartitionManifest
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000

@@ -16,7 +16,7 @@ from tieringd.formats.object_keys import (
     spillover_key,
     topic_manifest_key,
 )
-from tieringd.housekeeping.scrub_parts import WholeScrub
+from tieringd.housekeeping.scrub import WholeScrub
 from tieringd.model.spilling import part_to_spill
 from tieringd.policies.topic_lifecycle import BEYOND_RETURN
 

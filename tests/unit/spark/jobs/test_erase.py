@@ -11,10 +11,9 @@ import pytest
 
 from tests.fakes.archive import archive_in
 from tests.fakes.local_spark import LocalSpark
-from tieringd.archive.merged_objects import index_of_parts, store_merged
-from tieringd.archive.object_joiner import ObjectJoiner
+from tieringd.archive.object_joiner import ObjectJoiner, index_of_parts, store_merged
 from tieringd.errors import StorageDenied, StorageUnavailable, TieringError
-from tieringd.formats.erasure_record import ErasureRequest
+from tieringd.formats.job_records import ErasureRequest
 from tieringd.formats.object_keys import data_key, manifest_key
 from tieringd.model.manifest import CLOSED_EPOCH
 from tieringd.model.topic_lifecycle import Lifecycle

@@ -11,7 +11,7 @@ from tests.fakes.log_writer import LogWriter
 from tests.fakes.manifests import bases
 from tests.fakes.store import store_unavailable
 from tests.unit.archive.test_segment_swap import PLENTY, prepared
-from tests.unit.housekeeping.test_segment_merger import filled
+from tests.unit.housekeeping.test_merging import filled
 from tieringd.errors import StorageUnavailable
 from tieringd.spark.jobs.swapping import Outcome, SwapKind, delete_replaced, swap, what_is_done_is_told
 from tieringd.storage.archive_clock import ArchiveClock

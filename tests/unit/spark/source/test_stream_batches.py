@@ -12,8 +12,14 @@ from tieringd.errors import CorruptDataError, DataLossError
 from tieringd.model.manifest import PartitionManifest
 from tieringd.model.partition import TopicIdPartition, TopicPartition
 from tieringd.spark.source.data_loss import LossRule
-from tieringd.spark.source.stream_batches import batch_end, ends_of, goes_on_from, limited, waiting_offsets
-from tieringd.spark.source.stream_offsets import StreamOffsets
+from tieringd.spark.source.stream import (
+    StreamOffsets,
+    batch_end,
+    ends_of,
+    goes_on_from,
+    limited,
+    waiting_offsets,
+)
 from tieringd.spark.source.topics import Archived
 
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)

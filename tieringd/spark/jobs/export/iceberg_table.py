@@ -5,12 +5,17 @@ Data files and the offsets reached are one commit: the offsets are in the proper
 those of the table, for when snapshots expire. What a table holds is told by its newest snapshot that has
 offsets, so a table that is rolled back is exported to from where it was then. Two runs at once are kept
 apart by Iceberg's own rule: a commit is on top of the snapshot that it was made from, or fails.
+
+`without_secrets` takes the values of a catalogue's secret properties out of errors: catalogues put them
+into theirs.
 """
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote, unquote, urlsplit
 
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -20,7 +25,6 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 
 from tieringd.errors import ConfigError, StorageUnavailable, TieringError
-from tieringd.spark.jobs.export.catalog_secrets import without_secrets
 from tieringd.spark.jobs.export.iceberg_layout import (
     SCHEMA,
     partition_spec,
@@ -31,7 +35,7 @@ from tieringd.spark.jobs.export.state import parse_state
 from tieringd.spark.jobs.export.topic_target import Standing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
@@ -40,10 +44,38 @@ if TYPE_CHECKING:
     from tieringd.spark.jobs.export.iceberg_layout import IcebergPartitioning
     from tieringd.spark.jobs.export.state import ExportState
 
+
+_IS_SECRET: Final = re.compile(r"secret|token|passw|credential|connection|key|sas|auth", re.IGNORECASE)
+"""In a property's name. What is hidden without need does little harm."""
+
 STATE_PROPERTY: Final = "tieringd.export"
 """Of snapshots and of the table."""
 SEQUENCE_PROPERTY: Final = "tieringd.export-sequence-number"
 """Of the table: that of the snapshot which the state of the table's property belongs to, or one before it."""
+
+
+def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
+    """Return *text* with asterisks for the secrets of *properties*, and of properties in them."""
+    for secret in sorted({*_secrets(properties)}, key=len, reverse=True):
+        for written in (secret, repr(secret)[1:-1], quote(secret, safe="")):
+            text = text.replace(written, "***")
+    return text
+
+
+def _secrets(properties: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in properties.items():
+        if isinstance(value, dict):
+            yield from _secrets(value)
+            continue
+        if _IS_SECRET.search(name) and value:
+            yield str(value)
+        try:
+            password = urlsplit(str(value)).password
+        except ValueError:
+            continue
+        if password:
+            yield password
+            yield unquote(password)
 
 
 class IcebergTable:

@@ -31,7 +31,6 @@ from pyiceberg.types import BinaryType, StructType
 from pyiceberg.utils.config import Config as CatalogConfig
 
 from tieringd.errors import ConfigError, StorageUnavailable
-from tieringd.spark.jobs.export.catalog_secrets import without_secrets
 from tieringd.spark.jobs.export.iceberg_layout import (
     IcebergPartitioning,
     clipped_count,
@@ -39,7 +38,7 @@ from tieringd.spark.jobs.export.iceberg_layout import (
     place_of_hour,
     rows_of,
 )
-from tieringd.spark.jobs.export.iceberg_table import IcebergTable
+from tieringd.spark.jobs.export.iceberg_table import IcebergTable, without_secrets
 from tieringd.spark.jobs.export.topic_target import Standing, StoredFile
 
 if TYPE_CHECKING:

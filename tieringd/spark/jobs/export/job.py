@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tieringd.errors import ConfigError, RetryableError, TieringError
 from tieringd.spark.bucket import bucket_of
 from tieringd.spark.jobs.export.rounds import TopicOutcome, export_topic
-from tieringd.spark.jobs.export.rules import ExportRules
+from tieringd.spark.jobs.export.state import ExportRules
 from tieringd.spark.jobs.export.work import on_spark
 from tieringd.spark.jobs.progress import silent
 from tieringd.spark.jobs.report import Report, Table

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from tieringd.model.segment import RemoteSegment
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.export.plan import Lost, Portion
-    from tieringd.spark.jobs.export.rules import ExportRules
-    from tieringd.spark.jobs.export.state import ExportState
+    from tieringd.spark.jobs.export.state import ExportRules, ExportState
 
 T = TypeVar("T")
 

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from tieringd.clock import wall_clock_ms
 from tieringd.errors import TieringError
-from tieringd.spark.jobs.export.lineage import holding_every_partition, pinned, replaced_since
 from tieringd.spark.jobs.export.plan import require_reached, without
 from tieringd.spark.jobs.export.round_planning import begun_round, next_round
-from tieringd.spark.jobs.export.state import continued
+from tieringd.spark.jobs.export.state import continued, holding_every_partition, pinned, replaced_since
 from tieringd.spark.jobs.export.work import Work
 from tieringd.storage.at_once import at_once
 
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
     from tieringd.spark.bucket import Bucket
     from tieringd.spark.jobs.export.plan import Lost, Portion
     from tieringd.spark.jobs.export.round_planning import Round
-    from tieringd.spark.jobs.export.rules import ExportRules
-    from tieringd.spark.jobs.export.state import ExportState, ReplacedOffsets
+    from tieringd.spark.jobs.export.state import ExportRules, ExportState, ReplacedOffsets
     from tieringd.spark.jobs.export.topic_target import TopicTarget, Written
     from tieringd.spark.jobs.export.work import Runner
 

@@ -2,6 +2,13 @@
 How far an export is: the offsets that it has reached, stored in the target with the data or right after it.
 
 The state belongs to one topic in one target, and to one incarnation of the topic.
+
+`ExportRules` say how to export, whatever the target.
+
+`replaced_since` tells which offsets of a target are of a leader that was deposed since. It is pure. An
+unclean election cuts an archive back, and the manifest keeps a `Replacement` of that for good. A state pins
+those that it knows. An unknown one, below the offsets that the state has reached, took the place of records
+that were read before. Replacements are compared as a whole: no clock has a say.
 """
 
 from __future__ import annotations
@@ -17,10 +24,16 @@ from tieringd.model.manifest_parts import Replacement
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from tieringd.model.manifest import PartitionManifest
     from tieringd.spark.jobs.export.plan import Portion
+
 
 Isolation: TypeAlias = Literal["read_committed", "read_uncommitted"]
 OnRecreated: TypeAlias = Literal["error", "append"]
+
+PORTION_BYTES: Final = 128 << 20
+ROUND_BYTES: Final = 16 << 30
+
 
 _ISOLATIONS: Final[dict[str, Isolation]] = {name: name for name in get_args(Isolation)}
 
@@ -148,3 +161,92 @@ def continued(
         hint="Export to another target; or append to this one (`--recreated append`), where an offset then "
         "names a record of each",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRules:
+    """
+    The options of an export.
+
+    Raises:
+        ConfigError: One of them is not possible.
+    """
+
+    isolation: Isolation = "read_committed"
+    fails_on_gap: bool = True
+    """Whether to stop, before anything is written, where the archive lacks what was to be exported."""
+    recreated: OnRecreated = "error"
+    """What to do where the target holds an earlier incarnation of the topic."""
+    portion_bytes: int = PORTION_BYTES
+    """About how much of the archive goes into one file; what is by hour or day gets smaller ones."""
+    round_bytes: int = ROUND_BYTES
+    """About how much of the archive goes into one commit."""
+
+    def __post_init__(self) -> None:
+        for name in ("portion_bytes", "round_bytes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: must be at least 1, not {getattr(self, name)}")
+        for name, known in (("isolation", Isolation), ("recreated", OnRecreated)):
+            if getattr(self, name) not in get_args(known):
+                raise ConfigError(
+                    f"{name}: must be {' or '.join(get_args(known))}, not {getattr(self, name)}"
+                )
+
+
+def replaced_since(
+    state: ExportState, manifests: Iterable[PartitionManifest], reached: Mapping[int, int]
+) -> tuple[ReplacedOffsets, ...]:
+    """
+    Return which offsets below *reached* were replaced after *state* was pinned.
+
+    Args:
+        state: What is in the target, with the replacements that were known before its records were read.
+        manifests: The partitions' manifests, read after the records.
+        reached: For each partition the first offset that was not read.
+    """
+    return tuple(
+        ReplacedOffsets(number, one.base_offset, min(one.last_offset + 1, reached[number]), one.leader_epoch)
+        for manifest in manifests
+        for number in [manifest.partition.partition]
+        for one in manifest.replacements
+        if one.base_offset < reached.get(number, 0) and one not in _known(state, manifest)
+    )
+
+
+def pinned(
+    state: ExportState, manifests: Iterable[PartitionManifest], replaced: Iterable[ReplacedOffsets] = ()
+) -> ExportState:
+    """
+    Return *state* with the replacements that *manifests* have added to it, and *replaced* noted for good.
+
+    Those that it has stay: another run may have pinned them from newer manifests.
+    """
+    pins = dict(state.replacements or {})
+    for manifest in manifests:
+        number = manifest.partition.partition
+        added = [one for one in manifest.replacements if one not in pins.get(number, ())]
+        if added:
+            pins[number] = (*pins.get(number, ()), *added)
+    noted = (*state.replaced, *(one for one in replaced if one not in state.replaced))
+    return replace(state, replacements=pins, replaced=noted)
+
+
+def holding_every_partition(
+    state: ExportState, partition_count: int, starts: Mapping[int, int]
+) -> ExportState:
+    """
+    Return *state* with an offset for each partition of the topic.
+
+    One that has none begins where *starts* says, and at 0 where that says nothing: no record of it was
+    archived yet. What expires of it before it is exported is missed.
+    """
+    numbers = sorted({*range(partition_count), *state.offsets, *starts})
+    offsets = {number: state.offsets.get(number, starts.get(number, 0)) for number in numbers}
+    return replace(state, offsets=offsets)
+
+
+def _known(state: ExportState, manifest: PartitionManifest) -> tuple[Replacement, ...]:
+    if state.replacements is None:
+        # A state of an earlier release pins nothing, and only its time tells what came before it.
+        return tuple(one for one in manifest.replacements if one.replaced_at_ms <= state.committed_at_ms)
+    return state.replacements.get(manifest.partition.partition, ())

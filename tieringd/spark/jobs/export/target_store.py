@@ -11,8 +11,8 @@ from crc32c import crc32c
 
 from tieringd.errors import ConfigError, ObjectNotFound, PreconditionFailed, StorageUnavailable
 from tieringd.storage.base import FileSlice, IfAbsent, IfVersion
-from tieringd.storage.creating import create
-from tieringd.storage.file_bytes import crc32c_of_file
+from tieringd.storage.checked_puts import create
+from tieringd.storage.file_tree import crc32c_of_file
 from tieringd.storage.opening import StoreCheck
 
 if TYPE_CHECKING:

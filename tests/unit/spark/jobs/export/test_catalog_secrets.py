@@ -6,8 +6,7 @@ import pytest
 
 from tests.support.exports import file_config
 from tieringd.errors import ConfigError, StorageUnavailable
-from tieringd.spark.jobs.export.catalog_secrets import without_secrets
-from tieringd.spark.jobs.export.iceberg_table import IcebergTable
+from tieringd.spark.jobs.export.iceberg_table import IcebergTable, without_secrets
 from tieringd.spark.jobs.export.iceberg_target import IcebergTarget
 
 SECRETS = {"s3.secret-access-key": "hunter2", "token": "it's\\me", "uri": "sql://me:p%40ss@host/db"}

@@ -15,8 +15,7 @@ from tieringd.formats.object_keys import topic_key
 from tieringd.model.manifest_parts import Replacement
 from tieringd.spark.jobs.export.iceberg_target import IcebergTopic
 from tieringd.spark.jobs.export.job import report_of
-from tieringd.spark.jobs.export.lineage import pinned, replaced_since
-from tieringd.spark.jobs.export.state import ExportState, ReplacedOffsets, parse_state
+from tieringd.spark.jobs.export.state import ExportState, ReplacedOffsets, parse_state, pinned, replaced_since
 
 NUMBER = PARTITION.partition
 REPLACED = (

@@ -13,7 +13,7 @@ from tieringd.model.manifest_parts import Gap
 from tieringd.model.partition import TopicIdPartition
 from tieringd.model.segment import RemoteSegment
 from tieringd.spark.jobs.export.plan import Lost, Portion, losses, portions_of, without
-from tieringd.spark.jobs.export.rules import ExportRules
+from tieringd.spark.jobs.export.state import ExportRules
 
 PARTITION = TopicIdPartition("cluster", "orders", "W1xNUlUlTfigw_K-dvdxsA", 3)
 

@@ -1,0 +1,118 @@
+"""The pages for people: links lead somewhere, and commands, metrics and modules that they name exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from tieringd.cli.main import COMMANDS, app, loaded_command
+from tieringd.metrics import Metrics
+from tieringd.metrics.gateway import GatewayCollector
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/**/*.md")),
+    ROOT / "tests/README.md",
+    ROOT / "tests/golden/README.md",
+]
+NOT_BUILT = {"tieringd archive resolve TOPIC-PARTITION"}
+"""Decision 16 says of this command that it does not exist yet."""
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
+PLACES = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
+
+
+def page_name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what GitHub makes of the headings of *page*."""
+    headings = re.findall(r"^#+ (.*)$", BLOCK.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def commands(page: Path) -> list[str]:
+    """Return the commands of tieringd in code blocks and code spans, without comments and pipes."""
+    text = page.read_text()
+    lines = [line.strip() for _, block in BLOCK.findall(text) for line in block.splitlines()]
+    spans = re.findall(r"`([^`]+)`", BLOCK.sub("", text))
+    found = [one for one in [*lines, *spans] if one.startswith("tieringd ")]
+    return list(dict.fromkeys(re.split(r" #| \| | > | \\$", one.replace(r"\|", "|"))[0] for one in found))
+
+
+def alternatives(command: str) -> list[list[str]]:
+    """Return the words after `tieringd`, once for each choice: `copy|move` are two commands."""
+    words = [word.strip("[]") for word in shlex.split(command)[1:]]
+    is_plain = re.compile(r"[a-z|-]+").fullmatch
+    return [list(one) for one in product(*(word.split("|") if is_plain(word) else [word] for word in words))]
+
+
+def unknown_words(words: list[str]) -> list[str]:
+    """Return the subcommands and options among *words* that the command line does not have."""
+    name, *rest = words
+    if name.startswith("-"):
+        return []
+    found = loaded_command(name) if name in COMMANDS else get_command(app).get_command(None, name)
+    while isinstance(found, TyperGroup) and rest:
+        name, *rest = rest
+        found = found.commands.get(name)
+    if found is None:
+        return [name]
+    options = {option for one in found.params for option in (*one.opts, *one.secondary_opts)}
+    return [word for word in rest if word.startswith("-") and word.partition("=")[0] not in options]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_lead_somewhere(page):
+    """To a file of this repository, and to a heading of that page where the link names one."""
+    for place in PLACES.findall(BLOCK.sub("", page.read_text())):
+        if place.startswith("https://"):
+            continue
+        path, _, anchor = place.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), place
+        assert not anchor or anchor in anchors(target), place
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_commands_exist(page):
+    """With the subcommands and options that the page gives them."""
+    for command in commands(page):
+        if command not in NOT_BUILT:
+            for words in alternatives(command):
+                assert unknown_words(words) == [], command
+
+
+def test_metrics_page_lists_every_metric():
+    """And none that is gone."""
+    families = list(Metrics().registry.collect())
+    known = {f"{one.name}_total" if one.type == "counter" else one.name for one in families}
+    known |= {f"tieringd_gateway_{name}_total" for name in GatewayCollector.COUNTERS} | {
+        "tieringd_gateway_connections",
+        "tieringd_gateway_buffered_bytes",
+        "tieringd_ready",
+        "tieringd_certificate_expiry_timestamp_seconds",
+        "tieringd_store_credentials_expiry_timestamp_seconds",
+    }
+    page = (ROOT / "docs/metrics.md").read_text()
+    named = re.findall(r"`((?:tieringd|redpanda|vectorized)_[a-z_]+)(?:\{[a-z_,]+\})?`", page)
+    assert set(named) == {name for name in known if not name.startswith("process_")}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "docs"], ids=page_name)
+def test_python_on_a_page_imports_what_there_is(page):
+    """An import in a code block of Python names a module of tieringd and something in it."""
+    for language, block in BLOCK.findall(page.read_text()):
+        for node in ast.walk(ast.parse(block if language == "python" else "")):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tieringd"):
+                module = import_module(node.module or "")
+                assert all(hasattr(module, one.name) for one in node.names), node.module

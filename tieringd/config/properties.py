@@ -1,0 +1,436 @@
+"""
+The properties of the file, a class for each subject; `config.model` puts them together.
+
+Only the properties themselves, with their defaults and limits. Which of them belong together is in
+`config.checks`. `TopicProperties` is what the file may set for a topic: the properties below `topics`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 pydantic reads the annotations
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tieringd.config.fields import (
+    AS_TOTAL,
+    LIVE,
+    MAX_INT64,
+    UNLIMITED,
+    AbsolutePath,
+    Choice,
+    Decimal,
+    Flag,
+    Number,
+    Text,
+    duration,
+    seconds,
+    size,
+)
+from tieringd.formats.cache_names import MAX_BUCKETS
+from tieringd.policies.cache_trim import ChunkEvictionLimits, EvictionStrategy
+from tieringd.policies.disk_alert import AlertSettings
+from tieringd.policies.scrub import ScrubPace
+from tieringd.policies.segment_merge import FILE_BYTES_MAX, MergeSettings
+
+_BUCKET = r"[A-Za-z0-9][A-Za-z0-9._-]{1,253}[A-Za-z0-9]"
+_MAX_MINUTES = MAX_INT64 // 60_000
+
+STRICT = ConfigDict(
+    frozen=True,
+    extra="forbid",
+    strict=True,
+    hide_input_in_errors=True,
+    use_attribute_docstrings=True,
+)
+"""How every section is read. Inputs stay out of errors: one of them may be a secret."""
+
+DegradedAction: TypeAlias = Literal["refuse_writes", "throttle_producers", "alert"]
+
+_SECOND_MS = 1_000
+_DAY_MS = 86_400_000
+_KIB = 2**10
+_GIB = 2**30
+
+_HOUR_MS = 3_600_000
+
+_DAY_SEC = 86_400
+_RATE_MIN = 64 * 1024
+
+_MINUTE_MS = 60_000
+
+_HOST_PORT = r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
+_MIB = 2**20
+
+StrategyName: TypeAlias = Literal["eager", "capped", "predictive"]
+
+
+class TopicProperties(BaseModel):
+    """What the file sets for a topic, or for the topics that a pattern matches."""
+
+    model_config = STRICT
+
+    remote_write: Annotated[bool, Flag()] | None = Field(default=None, alias="redpanda.remote.write")
+    """Upload this topic."""
+    remote_read: Annotated[bool, Flag()] | None = Field(default=None, alias="redpanda.remote.read")
+    """Serve reads of this topic from the archive."""
+    remote_storage_enable: Annotated[bool, Flag()] | None = Field(default=None, alias="remote.storage.enable")
+    """Kafka's name: both of the above."""
+    remote_delete: Annotated[bool, Flag()] | None = Field(default=None, alias="redpanda.remote.delete")
+    """Whether deleting the topic is to delete its objects. It takes write and read, and is true with both."""
+    read_replica: Annotated[str, Text("text", _BUCKET, "must be a bucket's bare name")] | None = Field(
+        default=None, alias="redpanda.remote.readreplica"
+    )
+    """The bucket that this topic is a read replica of: it is never uploaded, nor its objects deleted."""
+    local_target_ms: Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None = Field(
+        default=None, alias="retention.local.target.ms"
+    )
+    """Keep this much time on the broker; -1 is without limit."""
+    local_target_bytes: Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None = Field(
+        default=None, alias="retention.local.target.bytes"
+    )
+    """Keep this many bytes of each partition on the broker; -1 is without limit."""
+    local_retention_ms: Annotated[int, duration(0, MAX_INT64, UNLIMITED, AS_TOTAL)] | None = Field(
+        default=None, alias="local.retention.ms"
+    )
+    """Kafka's name, which wins. -1 is without limit, -2 as long as total retention: no local limit."""
+    storage_mode: Annotated[Literal["tiered_cloud", "cloud"], Choice()] | None = Field(
+        default=None, alias="storage.mode"
+    )
+    """`tiered_cloud` keeps on the broker what local retention says; `cloud` only what is not durable yet."""
+    managed_retention: Annotated[bool, Flag()] | None = Field(
+        default=None, alias="tieringd.managed.retention"
+    )
+    """Set the broker's retention of the topic to unlimited, so that only tieringd deletes from it."""
+    local_retention_bytes: Annotated[int, size(0, MAX_INT64, UNLIMITED, AS_TOTAL)] | None = Field(
+        default=None, alias="local.retention.bytes"
+    )
+    """Kafka's name, which wins. -1 is without limit, -2 as much as total retention: no local limit."""
+    retention_ms: Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None = Field(
+        default=None, alias="retention.ms"
+    )
+    """Keep records this long in all, on the broker and in the archive; -1 is without limit."""
+    retention_bytes: Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None = Field(
+        default=None, alias="retention.bytes"
+    )
+    """Keep this many bytes of each partition in all; -1 is without limit."""
+    remote_log_retention_minutes: Annotated[int, Number(1, _MAX_MINUTES)] | None = Field(
+        default=None, alias="remote.log.retention.minutes"
+    )
+    """KIP-405's first name of `retention.ms`, in minutes."""
+    remote_log_retention_bytes: Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None = Field(
+        default=None, alias="remote.log.retention.bytes"
+    )
+    """KIP-405's first name of `retention.bytes`."""
+    cleanup_policy: (
+        Annotated[Literal["delete", "compact", "compact,delete", "delete,compact"], Choice()] | None
+    ) = Field(default=None, alias="cleanup.policy")
+    """Without `delete` total retention takes nothing. A broker's own setting need not be repeated."""
+
+
+class Space(BaseModel):
+    """How the disks are divided and watched."""
+
+    model_config = STRICT
+
+    retention_local_strict: Annotated[bool, Flag(), LIVE] = False
+    """Enforce the local targets; false lets local data grow until the space is needed."""
+    space_management_enable: Annotated[bool, Flag(), LIVE] = True
+    """Trim durable segments when the logs are over their area of the disk."""
+    retention_local_trim_interval: Annotated[int, duration(1, _DAY_MS), LIVE] = 30 * _SECOND_MS
+    """How often the disks' areas are looked at; a bare number is in milliseconds."""
+    disk_reservation_percent: Annotated[float, Decimal(0, 100), LIVE] = 20.0
+    """Part of each disk that neither the log nor the cache may use."""
+    retention_local_target_capacity_percent: Annotated[Annotated[float, Decimal(0, 100)] | None, LIVE] = None
+    """Part of each disk that is the log's area; null or 0 is what the reservation and the cache leave."""
+    retention_local_target_capacity_bytes: Annotated[Annotated[int, size(0, MAX_INT64)] | None, LIVE] = None
+    """The log's area of each disk in bytes; of this and the percentage the smaller one counts."""
+
+    storage_space_alert_free_threshold_percent: Annotated[float, Decimal(0, 100), LIVE] = 5.0
+    """A disk is low on space when no more of it than this is free; 0 leaves it to the bytes."""
+    storage_space_alert_free_threshold_bytes: Annotated[int, size(0, MAX_INT64), LIVE] = 0
+    """The same in bytes; of this and the percentage the larger one counts."""
+    storage_min_free_bytes: Annotated[int, size(0, MAX_INT64), LIVE] = 5 * _GIB
+    """When no more than this is free a disk is degraded, and `storage_degraded_action` is taken."""
+    storage_degraded_action: Annotated[DegradedAction, Choice(), LIVE] = "refuse_writes"
+    """What a degraded disk of any broker does to all of them; `alert` changes nothing."""
+    storage_degraded_producer_byte_rate: Annotated[int, size(1, MAX_INT64), LIVE] = 64 * _KIB
+    """Bytes a second that each producer may then write on each broker, until the disk has room again."""
+
+    tune_ballast_file: Annotated[bool, Flag()] = False
+    """Keep a file that can be deleted when the disk is full."""
+    ballast_file_path: Annotated[Path, AbsolutePath()] | None = None
+    """Where: on a log directory's filesystem, not inside one; null looks for a place beside the first."""
+    ballast_file_size: Annotated[int, size(1, MAX_INT64)] = _GIB
+    """How large it is."""
+    ballast_release_when_degraded: Annotated[bool, Flag(), LIVE] = False
+    """Delete it when its disk is degraded; false leaves that to `tieringd space ballast release`."""
+
+    @property
+    def disk_alerts(self) -> AlertSettings:
+        """Return when a disk is low, and when it is degraded."""
+        return AlertSettings(
+            alert_free_bytes=self.storage_space_alert_free_threshold_bytes,
+            alert_free_percent=self.storage_space_alert_free_threshold_percent,
+            min_free_bytes=self.storage_min_free_bytes,
+        )
+
+
+class Retention(BaseModel):
+    """Total retention: of both tiers together."""
+
+    model_config = STRICT
+
+    log_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = None
+    """Keep records this long in all, where neither topic nor broker says; null or -1 is without limit."""
+    delete_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = None
+    """Another name of `log_retention_ms`."""
+    kafka_log_retention_ms: Annotated[Annotated[int, duration(1, MAX_INT64, UNLIMITED)] | None, LIVE] = Field(
+        default=None, alias="log.retention.ms"
+    )
+    """Kafka's name of `log_retention_ms`."""
+    retention_bytes: Annotated[Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None, LIVE] = None
+    """Keep this many bytes of each partition in all, where neither a topic nor its broker says."""
+    kafka_log_retention_bytes: Annotated[Annotated[int, size(1, MAX_INT64, UNLIMITED)] | None, LIVE] = Field(
+        default=None, alias="log.retention.bytes"
+    )
+    """Kafka's name of `retention_bytes`."""
+    cloud_storage_housekeeping_interval_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 300 * _SECOND_MS
+    """How often total retention looks, and two looks have to agree; other housekeeping waits no longer."""
+    archive_delete_delay_ms: Annotated[int, duration(0, 365 * _DAY_MS), LIVE] = _HOUR_MS
+    """Objects go this long after their segment left the manifest: longer than the longest reader takes."""
+    cloud_storage_topic_purge_grace_period_ms: Annotated[int, duration(0, 365 * _DAY_MS), LIVE] = (
+        30 * _SECOND_MS
+    )
+    """The archive of a deleted topic goes this long after the deletion was noted, where it goes."""
+    cloud_storage_target_manifest_size_bytes: Annotated[int, size(4 * _KIB, 64 * _KIB * _KIB), LIVE] = (
+        64 * _KIB
+    )
+    """A partition's manifest that is larger gives its oldest segments to spillover manifests."""
+
+    @property
+    def total_ms(self) -> int | None:
+        """Return the cluster's limit by time under whichever name it has; None where none is set."""
+        names = (self.kafka_log_retention_ms, self.log_retention_ms, self.delete_retention_ms)
+        return next((limit for limit in names if limit is not None), None)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Return the cluster's limit by size, likewise."""
+        names = (self.kafka_log_retention_bytes, self.retention_bytes)
+        return next((limit for limit in names if limit is not None), None)
+
+
+class Transfers(BaseModel):
+    """How segments and manifests are sent."""
+
+    model_config = STRICT
+
+    cloud_storage_max_connections: Annotated[int, Number(1, 1024)] = 20
+    """Connections to the object store for each processor that tieringd may use, by affinity and quota."""
+    cloud_storage_initial_backoff_ms: Annotated[int, duration(1, 60 * _SECOND_MS), LIVE] = 100
+    """The first pause before a request is tried again; it doubles from there."""
+    cloud_storage_segment_upload_timeout_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 30 * _SECOND_MS
+    """The longest that uploading one segment may take, retries included."""
+    cloud_storage_manifest_upload_timeout_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 10 * _SECOND_MS
+    """The longest that storing one manifest may take, retries included."""
+    cloud_storage_max_connection_idle_time_ms: Annotated[int, duration(1, _DAY_MS)] = 5 * _SECOND_MS
+    """An unused connection is closed after this long."""
+    cloud_storage_reconciliation_interval_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 10 * _SECOND_MS
+    """How often the log directories and the cluster are looked at without being asked to."""
+    cloud_storage_segment_max_upload_interval_sec: Annotated[
+        Annotated[int, seconds(1, _DAY_SEC * 365)] | None, LIVE
+    ] = None
+    """No record waits longer than this for its segment to close: its stable part is uploaded. 10m or more."""
+
+    cloud_storage_upload_ctrl_update_interval_ms: Annotated[int, duration(1, _DAY_MS)] = 60 * _SECOND_MS
+    """How often the shares of uploads are set by the backlog."""
+    cloud_storage_upload_ctrl_p_coeff: Annotated[float, Decimal(-1_000_000, 0)] = -2.0
+    """Shares for each thousandth of the disk that waits to be uploaded; negative, as the error is."""
+    cloud_storage_upload_ctrl_d_coeff: Annotated[float, Decimal(0, 1_000_000)] = 0.0
+    """How much a growing backlog counts on top of its size."""
+    cloud_storage_upload_ctrl_min_shares: Annotated[int, Number(1, 1000)] = 100
+    """The part, in thousandths, that catching up takes of a machine that others want, when little waits."""
+    cloud_storage_upload_ctrl_max_shares: Annotated[int, Number(1, 1000)] = 1000
+    """The same when half of the free disk waits: from here on uploads have no brake at all."""
+    cloud_storage_upload_bytes_per_second: Annotated[
+        Annotated[int, size(_RATE_MIN, MAX_INT64)] | None, LIVE
+    ] = None
+    """The most that uploads send in a second at any time, for a link that costs; null is without limit."""
+
+    pin_segments: Annotated[bool, Flag()] = True
+    """Hold closed segments by hard links until they are durable, against the broker's own retention."""
+    pin_max_bytes: Annotated[int, size(0, MAX_INT64)] = 10 * 2**30
+    """How many bytes pins may hold that the broker has deleted, for each log directory."""
+
+
+class HousekeepingTimes(BaseModel):
+    """Housekeeping waits for an object store that is idle, and no longer than its interval."""
+
+    model_config = STRICT
+
+    cloud_storage_idle_timeout_ms: Annotated[int, duration(100, _HOUR_MS), LIVE] = 10 * _SECOND_MS
+    """Whether the object store is idle is told from its requests over this time."""
+    cloud_storage_idle_threshold_rps: Annotated[int, Number(0, 1_000_000), LIVE] = 1
+    """Idle is a store with at most so many requests a second over that time, housekeeping's own left out."""
+
+
+class Merging(BaseModel):
+    """Merging of adjacent small segments; compacted topics are left alone."""
+
+    model_config = STRICT
+
+    cloud_storage_enable_segment_merging: Annotated[bool, Flag(), LIVE] = True
+    """Merge small neighbouring segments of the archive into one object, where the topic is not compacted."""
+    cloud_storage_segment_size_target: Annotated[Annotated[int, size(1, FILE_BYTES_MAX)] | None, LIVE] = None
+    """Merge up to this size; null is the size at which the broker closes the topic's segments."""
+    cloud_storage_segment_size_min: Annotated[Annotated[int, size(0, FILE_BYTES_MAX)] | None, LIVE] = None
+    """At the end of the archive wait for more than this; null is half of a segment, below the target."""
+
+    @property
+    def merge_settings(self) -> MergeSettings:
+        """Return the same, for the policy."""
+        return MergeSettings(
+            is_enabled=self.cloud_storage_enable_segment_merging,
+            target_bytes=self.cloud_storage_segment_size_target,
+            min_bytes=self.cloud_storage_segment_size_min,
+        )
+
+
+class CompactedReuploads(BaseModel):
+    """Compacted topics: what the broker's compaction leaves takes the place of what was archived before."""
+
+    model_config = STRICT
+
+    cloud_storage_enable_compacted_topic_reupload: Annotated[bool, Flag(), LIVE] = True
+    """Upload segments of compacted topics once more when compaction has made them smaller."""
+
+
+class Scrubbing(BaseModel):
+    """Scrubbing: faults are found, and mended where the bytes are still somewhere."""
+
+    model_config = STRICT
+
+    cloud_storage_enable_scrubbing: Annotated[bool, Flag(), LIVE] = False
+    """Compare the manifests of the partitions that this broker leads with the bucket, again and again."""
+    cloud_storage_partial_scrub_interval_ms: Annotated[int, duration(1, 365 * _DAY_MS), LIVE] = _HOUR_MS
+    """How long after a look at a partition that was cut short the next one goes on."""
+    cloud_storage_full_scrub_interval_ms: Annotated[int, duration(1, 365 * _DAY_MS), LIVE] = 12 * _HOUR_MS
+    """How long after a whole look at a partition, and at the whole bucket, the next one begins."""
+    cloud_storage_scrubbing_interval_jitter_ms: Annotated[int, duration(0, 365 * _DAY_MS), LIVE] = (
+        10 * _MINUTE_MS
+    )
+    """Up to this much is added to each of these intervals, and comes before the first look."""
+    archive_orphan_grace_ms: Annotated[int, duration(_SECOND_MS, 365 * _DAY_MS), LIVE] = _DAY_MS
+    """An object that no manifest names is left alone for this long: longer than any upload takes."""
+    archive_quarantine_ms: Annotated[int, duration(_SECOND_MS, 3650 * _DAY_MS), LIVE] = 7 * _DAY_MS
+    """After that it lies in quarantine for this long, and is deleted then."""
+
+    @property
+    def scrub_pace(self) -> ScrubPace:
+        """Return the intervals, for the policy."""
+        return ScrubPace(
+            is_enabled=self.cloud_storage_enable_scrubbing,
+            partial_interval_ms=self.cloud_storage_partial_scrub_interval_ms,
+            full_interval_ms=self.cloud_storage_full_scrub_interval_ms,
+            jitter_ms=self.cloud_storage_scrubbing_interval_jitter_ms,
+            orphan_grace_ms=self.archive_orphan_grace_ms,
+            quarantine_ms=self.archive_quarantine_ms,
+        )
+
+
+class GatewayConfig(BaseModel):
+    """The read gateway: Kafka's protocol for clients, with the archive behind the broker."""
+
+    model_config = STRICT
+
+    enabled: Annotated[bool, Flag()] = False
+    """Serve clients the archived offsets of the topics with remote read, beside those of the broker."""
+    host: Annotated[str, Text("host", r"[A-Za-z0-9:._-]{1,253}", "must be a host name or an address")] = (
+        "0.0.0.0"  # noqa: S104 clients are on other hosts
+    )
+    """Address to listen on; an archive without a broker listens on 127.0.0.1 unless this is set."""
+    port: Annotated[int, Number(0, 65535)] = 9095
+    """Port to listen on: what the broker's second listener advertises. 0 lets the system pick one."""
+    broker: Annotated[
+        str, Text("host:port", _HOST_PORT, "must be host:port of the broker's second listener")
+    ] = "localhost:9094"
+    """The broker's second listener, whose advertised address is this gateway's."""
+    advertised: (
+        Annotated[str, Text("host:port", _HOST_PORT, "must be host:port, as clients reach it")] | None
+    ) = None
+    """Where clients of `tieringd gateway --archive-only` are sent; null is where it listens."""
+    tls_cert_file: Annotated[Path, AbsolutePath()] | None = None
+    """PEM file with the certificate that clients meet; null serves them in plain text."""
+    tls_key_file: Annotated[Path, AbsolutePath()] | None = None
+    """PEM file with its private key."""
+    broker_tls: Annotated[bool, Flag()] = False
+    """Whether the broker's second listener is encrypted."""
+    broker_tls_ca_file: Annotated[Path, AbsolutePath()] | None = None
+    """PEM file with the authorities to trust for it; null trusts the system's."""
+    max_connections: Annotated[int, Number(1, 1_000_000)] = 10_000
+    """How many clients may be connected at once."""
+    max_request_bytes: Annotated[int, size(1024, MAX_INT64)] = 100 * _MIB
+    """The largest request that is passed on, as the broker's socket.request.max.bytes."""
+    buffer_bytes: Annotated[int, size(_MIB, MAX_INT64)] = 256 * _MIB
+    """What all connections together may hold in memory."""
+    archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
+    """Archived records sent to all clients together in a second; null is without limit."""
+    client_archive_bytes_per_second: Annotated[int, size(_RATE_MIN, MAX_INT64)] | None = None
+    """The same to one host, so that one reader of old records leaves room for the others."""
+
+
+class Cache(BaseModel):
+    """What is kept of the archive on this host, for readers."""
+
+    model_config = STRICT
+
+    cloud_storage_cache_directory: Annotated[Path, AbsolutePath()] | None = None
+    """Where archived chunks are cached; null is `cloud_storage_cache` in `state_directory`."""
+    cloud_storage_cache_size: Annotated[int, size(0, MAX_INT64), LIVE] = 0
+    """How many bytes the cache may hold; 0 leaves it to the percentage, else the smaller one counts."""
+    cloud_storage_cache_size_percent: Annotated[float, Decimal(0, 100), LIVE] = 20.0
+    """Part of its disk that the cache may take; 0 leaves it to the bytes. Both 0: nothing is cached."""
+    cloud_storage_cache_max_objects: Annotated[int, Number(1, 100_000_000), LIVE] = 100_000
+    """How many files the cache may hold."""
+    cloud_storage_cache_num_buckets: Annotated[int, Number(0, MAX_BUCKETS)] = 0
+    """Into so many directories the cache's files are put; 0 names them as the objects are named."""
+    cloud_storage_cache_check_interval_ms: Annotated[int, duration(1, _DAY_MS), LIVE] = 30 * _SECOND_MS
+    """How often the cache is looked at for what is too much."""
+    cloud_storage_cache_trim_carryover_bytes: Annotated[int, size(0, MAX_INT64), LIVE] = 0
+    """So many bytes of candidates are kept from a trim, for one that cannot wait."""
+    cloud_storage_cache_trim_threshold_percent_size: Annotated[
+        Annotated[float, Decimal(1, 100)] | None, LIVE
+    ] = None
+    """Trim when the cache is fuller than this, of the bytes it may hold; null waits until it is full."""
+    cloud_storage_cache_trim_threshold_percent_objects: Annotated[
+        Annotated[float, Decimal(1, 100)] | None, LIVE
+    ] = None
+    """The same of the files it may hold; 70 of either leaves room for what comes during the trim."""
+    cloud_storage_cache_trim_walk_concurrency: Annotated[int, Number(1, 1000), LIVE] = 1
+    """How many directories of the cache are read at once, at the start and hourly."""
+    cloud_storage_cache_chunk_size: Annotated[int, size(4 * _KIB, _GIB), LIVE] = 16 * _MIB
+    """About how many bytes of a segment are fetched at once; chunks end where batches end."""
+    cloud_storage_disable_chunk_reads: Annotated[bool, Flag(), LIVE] = False
+    """Fetch whole segments; for readers that read everything."""
+    cloud_storage_chunk_eviction_strategy: Annotated[StrategyName, Choice(), LIVE] = "eager"
+    """Which chunks stay open when nobody reads them: none, some of each segment, or those needed next."""
+    cloud_storage_hydrated_chunks_per_segment_ratio: Annotated[float, Decimal(0, 1), LIVE] = 0.7
+    """Part of a segment's chunks that may stay open, with `capped` and `predictive`."""
+    cloud_storage_min_chunks_per_segment_threshold: Annotated[int, Number(0, 2**31 - 1), LIVE] = 5
+    """Of a segment with no more chunks than this all of them may."""
+
+    cloud_storage_readreplica_manifest_sync_timeout_ms: Annotated[int, duration(1, _DAY_MS)] = 30 * _SECOND_MS
+    """How old an archive may be known that another cluster writes, to `tieringd gateway --archive-only`."""
+
+    kafka_enable_describe_log_dirs_remote_storage: Annotated[bool, Flag()] = True
+    """Whether the gateway and `logdirs describe` show the bucket as a log directory, `remote://...`."""
+
+    @property
+    def chunk_eviction(self) -> ChunkEvictionLimits:
+        """Return which chunks stay open."""
+        return ChunkEvictionLimits(
+            strategy=EvictionStrategy(self.cloud_storage_chunk_eviction_strategy),
+            hydrated_ratio=self.cloud_storage_hydrated_chunks_per_segment_ratio,
+            min_chunks_threshold=self.cloud_storage_min_chunks_per_segment_threshold,
+        )

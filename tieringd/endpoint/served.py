@@ -1,0 +1,432 @@
+"""
+The manifests that an archive endpoint reads from: each no older than the sync interval.
+
+A manifest is looked at again when somebody asks for it and the last look is too old, so what
+nobody reads costs nothing. One that did not change is not read, only its version. While the store
+is away the last one known is served: what it names is still there, or gone, which shows on reading.
+
+`ServedTopics` holds the topics, by name and by id, and no older than the sync interval. It lists the bucket
+when a client asks and the last listing is too old, and reads only topic manifests that changed. While the
+store is away, it serves what it saw last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+import structlog
+
+from tieringd.errors import ConfigError, StorageUnavailable, TieringError
+from tieringd.model.manifest import PartitionManifest
+from tieringd.model.partition import TopicIdPartition
+from tieringd.policies.topic_lifecycle import choose_topics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from tieringd.archive.manifest_store import ManifestStore, StoredManifest
+    from tieringd.formats.topic_manifest import TopicManifest
+    from tieringd.policies.topic_lifecycle import NamedTopics
+    from tieringd.topics.topic_registry import TopicRegistry
+
+
+log = structlog.get_logger(__name__)
+
+_PATIENCE_SECONDS: Final = 3.0
+"""How long a client waits for a newer list of topics or a newer manifest where an older one is known."""
+_UUID_BYTES = 16
+_NO_CLUSTER = "tieringd-archive"
+"""The id of a cluster that is none, or several."""
+
+_RETRY_SECONDS: Final = 1.0
+"""So long nobody tries again what has just failed: many may be asking."""
+_FORGOTTEN_AFTER_SECONDS: Final = 3600.0
+KEPT_MAX: Final = 2048
+"""Manifests; those of a long history are large."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTopic:
+    """A topic, and the id by which clients know it."""
+
+    manifest: TopicManifest
+    topic_id: UUID
+
+    @property
+    def name(self) -> str:
+        """Return its name."""
+        return self.manifest.key.topic
+
+    @property
+    def partition_count(self) -> int:
+        """Return how many partitions it has; of some nothing may be archived."""
+        return self.manifest.partition_count
+
+    def partition(self, number: int) -> TopicIdPartition | None:
+        """Return one of its partitions, if it has that one."""
+        if not 0 <= number < self.manifest.partition_count:
+            return None
+        key = self.manifest.key
+        return TopicIdPartition(key.cluster, key.topic, key.topic_id, number)
+
+
+class ServedTopics:
+    """The topics of one cluster, or of all. Belongs to one event loop."""
+
+    def __init__(self, registry: TopicRegistry, *, from_cluster: str | None, interval_seconds: float) -> None:
+        self._registry = registry
+        self._from_cluster = from_cluster
+        self._interval_seconds = interval_seconds
+        self._flight: asyncio.Task[None] | None = None
+        self._looked_at: float | None = None
+        self._by_name: dict[str, ServedTopic] = {}
+        self._by_id: dict[UUID, ServedTopic] = {}
+        self._contested: Mapping[str, tuple[str, ...]] = {}
+
+    async def start(self) -> None:
+        """
+        Look at the bucket for the first time.
+
+        Raises:
+            ConfigError: A name stands for topics of several clusters, or the cluster is not in the bucket.
+            StorageUnavailable: The store does not answer.
+        """
+        await self._registry.refresh(None)
+        clusters = sorted({one.key.cluster for one in self._registry.manifests})
+        if self._from_cluster is not None and self._from_cluster not in clusters:
+            raise ConfigError(
+                f"the bucket holds nothing of cluster {self._from_cluster}",
+                hint=f"It holds topics of: {', '.join(clusters) or 'none'}",
+            )
+        chosen = self._chosen()
+        if chosen.contested:
+            names = "; ".join(
+                f"{topic} of {' and '.join(owners)}" for topic, owners in chosen.contested.items()
+            )
+            raise ConfigError(
+                f"the bucket holds topics of the same name of several clusters: {names}",
+                hint="Choose a cluster with --from-cluster, and serve others from endpoints of their own",
+            )
+        self._take(chosen)
+
+    @property
+    def cluster_id(self) -> str:
+        """Return the id of the cluster that was archived, so that its clients find the same one here."""
+        clusters = {one.manifest.key.cluster for one in self._by_name.values()}
+        if self._from_cluster is not None:
+            return self._from_cluster
+        return clusters.pop() if len(clusters) == 1 else _NO_CLUSTER
+
+    async def look(self) -> None:
+        """See that what is known is no older than the interval, as far as the store lets us."""
+        now = asyncio.get_running_loop().time()
+        if self._flight is None:
+            if self._looked_at is not None and now - self._looked_at < self._interval_seconds:
+                return
+            self._flight = asyncio.create_task(self._refresh())
+            self._flight.add_done_callback(self._land)
+        # A store that is slow or away keeps nobody waiting: there is what was seen last.
+        await asyncio.wait({self._flight}, timeout=_PATIENCE_SECONDS)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        if self._flight is not None:
+            self._flight.cancel()
+            await asyncio.wait({self._flight})
+
+    async def _refresh(self) -> None:
+        try:
+            await self._registry.refresh(None)
+        except TieringError as error:
+            log.warning("the bucket's topics cannot be listed; serving those known", error=str(error))
+        else:
+            self._take(self._chosen())
+
+    def _land(self, flight: asyncio.Task[None]) -> None:
+        self._flight = None
+        # Also after a failure, and from its end: the store is not asked again for every client.
+        self._looked_at = asyncio.get_running_loop().time()
+        if not flight.cancelled():
+            # A fault of ours: the loop's exception handler reports it.
+            flight.result()
+
+    def by_name(self, name: str) -> ServedTopic | None:
+        """Return the topic that a name stands for."""
+        return self._by_name.get(name)
+
+    def by_id(self, topic_id: UUID) -> ServedTopic | None:
+        """Return the topic with this id; an older incarnation is not served."""
+        return self._by_id.get(topic_id)
+
+    def find(self, topic: str | UUID) -> ServedTopic | None:
+        """Return a topic by what a request has."""
+        return self.by_id(topic) if isinstance(topic, UUID) else self.by_name(topic)
+
+    def all(self) -> tuple[ServedTopic, ...]:
+        """Return every topic, by name."""
+        return tuple(self._by_name.values())
+
+    def _chosen(self) -> NamedTopics:
+        before = {name: one.manifest.key.cluster for name, one in self._by_name.items()}
+        return choose_topics(self._registry.manifests, cluster=self._from_cluster, before=before)
+
+    def _take(self, chosen: NamedTopics) -> None:
+        if self._looked_at is None:
+            self._looked_at = asyncio.get_running_loop().time()
+        for name in chosen.contested.keys() - self._contested.keys():
+            served = chosen.topics.get(name)
+            log.warning(
+                "several clusters have a topic of this name",
+                topic=name,
+                clusters=chosen.contested[name],
+                served=None if served is None else served.key.cluster,
+            )
+        self._contested = chosen.contested
+        topics = [ServedTopic(manifest, _id_of(manifest)) for manifest in chosen.topics.values()]
+        self._by_name = {one.name: one for one in topics}
+        self._by_id = {one.topic_id: one for one in topics}
+
+
+def _id_of(manifest: TopicManifest) -> UUID:
+    """Return a topic's id; brokers before 2.8 gave none, and clients need one that stays the same."""
+    key = manifest.key
+    try:
+        data = base64.urlsafe_b64decode(key.topic_id + "==")
+    except binascii.Error:
+        data = b""
+    if len(data) != _UUID_BYTES or not any(data):
+        return uuid5(NAMESPACE_OID, f"{key.cluster}/{key.topic}/{key.topic_id}")
+    return UUID(bytes=data)
+
+
+@dataclass(eq=False, slots=True)
+class _Known:
+    """One partition."""
+
+    stored: StoredManifest | None = None
+    checked_at: float = 0.0
+    asked_at: float = 0.0
+    error: TieringError | None = None
+    """Why the last look failed, if it did."""
+    flight: asyncio.Task[StoredManifest] | None = None
+    is_late: bool = False
+    """Somebody lost patience with the flight."""
+    waiting: set[asyncio.Event] = field(default_factory=set)
+
+
+class ServedPartitions:
+    """Manifests by partition. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        *,
+        interval_seconds: float,
+        at_once: int = 16,
+        kept_max: int = KEPT_MAX,
+    ) -> None:
+        """Take the parts; *at_once* manifests are read side by side, and about *kept_max* are kept."""
+        self._manifests = manifests
+        self._at_once = at_once
+        self._kept_max = kept_max
+        self._interval_seconds = interval_seconds
+        self._known: dict[TopicIdPartition, _Known] = {}
+        self._reading = asyncio.Semaphore(at_once)
+        self.is_ending = False
+        """Whether nobody should wait for a change any more."""
+
+    def known(self, partition: TopicIdPartition) -> PartitionManifest | None:
+        """Return a manifest as last seen, without waiting; None before anybody asked for it."""
+        known = self._known.get(partition)
+        return None if known is None or known.stored is None else _manifest_of(partition, known.stored)
+
+    async def manifest(self, partition: TopicIdPartition) -> PartitionManifest:
+        """
+        Return a partition's manifest; an empty one where nothing is archived of it.
+
+        Raises:
+            StorageUnavailable: It was never seen, and the store does not answer.
+            CorruptDataError: It was never seen, and what is stored is no manifest.
+        """
+        now = asyncio.get_running_loop().time()
+        known = self._entry(partition, now)
+        if known.stored is None:
+            if known.error is not None and now - known.checked_at < _RETRY_SECONDS:
+                raise StorageUnavailable(f"the manifest of {partition} could not be read") from known.error
+            return _manifest_of(partition, await self._arrived(self._fly(partition, known)))
+        if now - known.checked_at >= self._interval_seconds:
+            flight = self._fly(partition, known)
+            if not known.is_late:
+                await asyncio.wait({flight}, timeout=_PATIENCE_SECONDS)
+                known.is_late = not flight.done()
+        return _manifest_of(partition, known.stored)
+
+    async def look(self, partitions: Iterable[TopicIdPartition]) -> None:
+        """
+        See that what is known of *partitions* is no older than the interval, many at once.
+
+        What cannot be read is left as it was; a caller that needs it hears so from `manifest`.
+        """
+        now = asyncio.get_running_loop().time()
+        due = [one for one in dict.fromkeys(partitions) if self._is_due(one, now)]
+        room = asyncio.Semaphore(self._at_once)
+
+        async def look_at(partition: TopicIdPartition) -> None:
+            async with room:
+                with suppress(TieringError):
+                    await self.manifest(partition)
+
+        async with asyncio.TaskGroup() as tasks:
+            for partition in due:
+                tasks.create_task(look_at(partition))
+
+    async def size_bytes(self, partition: TopicIdPartition) -> int:
+        """
+        Return how much is archived of a partition, and keep no manifest for that: all may be asked for.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+            CorruptDataError: What is stored is no manifest.
+        """
+        known = self._known.get(partition)
+        if known is not None and known.stored is not None:
+            return (await self.manifest(partition)).size_bytes
+        async with self._reading:
+            stored = await self._manifests.load(partition)
+        return _manifest_of(partition, stored).size_bytes
+
+    async def newest(self, partition: TopicIdPartition) -> PartitionManifest:
+        """
+        Return a manifest as it is now: an object that the last one names has gone.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+            CorruptDataError: What is stored is no manifest.
+        """
+        known = self._entry(partition, asyncio.get_running_loop().time())
+        return _manifest_of(partition, await self._arrived(self._fly(partition, known)))
+
+    async def reaching(self, partition: TopicIdPartition, offset: int) -> PartitionManifest:
+        """
+        Return a manifest as it is now if the one that is known ends before *offset*.
+
+        A client knows the offset from somebody: an older manifest is no reason to tell it that there is
+        none. Within a second of the last look it is not asked again.
+
+        Raises:
+            StorageUnavailable: The store does not answer.
+            CorruptDataError: What is stored is no manifest.
+        """
+        manifest = await self.manifest(partition)
+        if offset <= manifest.next_offset:
+            return manifest
+        now = asyncio.get_running_loop().time()
+        known = self._entry(partition, now)
+        if now - known.checked_at >= _RETRY_SECONDS or known.stored is None:
+            return await self.newest(partition)
+        if known.error is not None:
+            raise StorageUnavailable(f"the manifest of {partition} could not be read") from known.error
+        return manifest
+
+    @contextmanager
+    def watching(self, partitions: Iterable[TopicIdPartition]) -> Iterator[asyncio.Event]:
+        """Give an event that is set when the manifest of one of *partitions* has changed."""
+        changed = asyncio.Event()
+        now = asyncio.get_running_loop().time()
+        watched = [self._entry(one, now) for one in partitions]
+        for known in watched:
+            known.waiting.add(changed)
+        try:
+            yield changed
+        finally:
+            for known in watched:
+                known.waiting.discard(changed)
+
+    def end_waits(self) -> None:
+        """Let those who watch look once more, and then wait no longer."""
+        self.is_ending = True
+        for known in self._known.values():
+            for waiting in known.waiting:
+                waiting.set()
+
+    async def close(self) -> None:
+        """End what is under way."""
+        flights = [known.flight for known in self._known.values() if known.flight is not None]
+        for flight in flights:
+            flight.cancel()
+        await asyncio.gather(*flights, return_exceptions=True)
+
+    def _entry(self, partition: TopicIdPartition, now: float) -> _Known:
+        known = self._known.pop(partition, None)
+        if known is None:
+            self._forget(now)
+            known = _Known()
+        # The longest not asked for come first.
+        self._known[partition] = known
+        known.asked_at = now
+        return known
+
+    def _is_due(self, partition: TopicIdPartition, now: float) -> bool:
+        known = self._known.get(partition)
+        return known is None or known.stored is None or now - known.checked_at >= self._interval_seconds
+
+    def _forget(self, now: float) -> None:
+        """Make room for one more: drop what nobody has asked for in a long time, or in the longest time."""
+        spare = len(self._known) + 1 - self._kept_max
+        for partition, known in tuple(self._known.items()):
+            if spare <= 0 and now - known.asked_at <= _FORGOTTEN_AFTER_SECONDS:
+                break
+            if known.flight is None and not known.waiting:
+                del self._known[partition]
+                spare -= 1
+
+    def _fly(self, partition: TopicIdPartition, known: _Known) -> asyncio.Task[StoredManifest]:
+        if known.flight is None:
+            loop = asyncio.get_running_loop()
+            known.flight = loop.create_task(self._read(partition, known.stored))
+            known.flight.add_done_callback(partial(self._land, partition, known))
+        return known.flight
+
+    async def _read(self, partition: TopicIdPartition, stored: StoredManifest | None) -> StoredManifest:
+        if stored is None or stored.version is None:
+            return await self._manifests.load(partition)
+        return await self._manifests.refreshed(partition, stored)
+
+    def _land(self, partition: TopicIdPartition, known: _Known, flight: asyncio.Task[StoredManifest]) -> None:
+        known.flight = None
+        known.is_late = False
+        if flight.cancelled():
+            return
+        # Also after a failure: the store is not asked again for every client.
+        known.checked_at = asyncio.get_running_loop().time()
+        error = flight.exception()
+        known.error = error if isinstance(error, TieringError) else None
+        if isinstance(error, TieringError):
+            log.warning("a manifest cannot be read", partition=str(partition), error=str(error))
+            return
+        if error is not None:
+            # A fault of ours: the loop's exception handler reports it.
+            flight.result()
+        found = flight.result()
+        is_changed = known.stored is None or found.version != known.stored.version
+        known.stored = found
+        for waiting in known.waiting if is_changed else ():
+            waiting.set()
+
+    async def _arrived(self, flight: asyncio.Task[StoredManifest]) -> StoredManifest:
+        """Wait for a flight; a waiter that is cancelled leaves it to the others."""
+        await asyncio.wait({flight})
+        if flight.cancelled():
+            raise StorageUnavailable("reading a manifest was ended: the endpoint is closed")
+        return flight.result()
+
+
+def _manifest_of(partition: TopicIdPartition, stored: StoredManifest) -> PartitionManifest:
+    return stored.manifest or PartitionManifest.begin(partition, start_offset=0)

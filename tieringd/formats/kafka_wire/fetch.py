@@ -1,0 +1,489 @@
+"""
+Fetch: requests made session-less in place, and responses in which the archive answers for a partition.
+
+A broker that keeps a session answers with what changed since the last answer, and the gateway
+changes answers. So consumers get no sessions: the fields that ask for one have a fixed place and
+are overwritten. A request is read only when an answer needs it. Requests of replicas are left alone.
+
+`FetchResponseWalk` walks over a response while it passes: partition headers are read, records are skipped.
+It decides nothing about what it sees. An error code or a log start that is not wanted can still be
+overwritten in the bytes that `feed` took just now: a partition's fixed fields are taken together.
+
+`rebuilt` and `composed` make responses with answers that are not a broker's: in place of some of its own, or
+alone. Everything that is not replaced is the broker's bytes, unchanged; records are never copied. The caller
+decides what stands in an answer.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from tieringd.errors import ProtocolViolation
+from tieringd.formats.kafka_wire.cursor import Cursor, uvarint
+from tieringd.formats.kafka_wire.pieces import Piece, size_of
+from tieringd.formats.kafka_wire.request_header import SIZE_BYTES, Api, RequestHead, is_flexible, request_body
+from tieringd.formats.kafka_wire.walk import Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+FIRST_SESSIONS: Final = 7
+FIRST_EPOCHS: Final = 9
+FIRST_RACK: Final = 11
+FIRST_TOPIC_IDS: Final = 13
+FIRST_REPLICA_TAG: Final = 15
+_LIMITS: Final = struct.Struct(">iiib")
+"""Maximum wait, minimum bytes, maximum bytes and isolation level."""
+_SESSION: Final = struct.Struct(">ii")
+_NO_SESSION: Final = (0, -1)
+_REPLICA_TAG: Final = 1
+_REPLICA_TAG_FIELD: Final = b"\x01\x0d"
+_REPLICA_TAG_BYTES: Final = 15
+"""Of the tag, its size, the replica's id and epoch, and an empty section of tagged fields."""
+_INT32: Final = struct.Struct(">i")
+_INT64: Final = struct.Struct(">q")
+
+OFFSET_OUT_OF_RANGE: Final = 1
+ERROR_AT: Final = 4
+"""Where in a partition's header its error code stands."""
+LOG_START_AT: Final = 22
+"""Where in a partition's header its log start stands, in versions that have it."""
+FIRST_LOG_START: Final = 5
+_CORRELATION_ID_BYTES: Final = 4
+_THROTTLE_BYTES: Final = 4
+_HEAD_BYTES: Final = 10
+"""Throttle time, error code and session id."""
+_ABORTED_BYTES: Final = 16
+
+_MAX_SIZE: Final = 2**31 - 1
+_SIZE: Final = struct.Struct(">i")
+_HEAD: Final = struct.Struct(">ihqq")
+_ABORTED: Final = struct.Struct(">qq")
+_INT16: Final = struct.Struct(">h")
+_ERROR_AND_SESSION: Final = struct.Struct(">hi")
+_ADDRESSED_BYTES: Final = 8
+"""Size and correlation id, with which every response begins."""
+_SMALL_BYTES: Final = 4096
+_NOT_THROTTLED: Final = bytes(4)
+_NO_REPLICA: Final = struct.pack(">i", -1)
+_NO_TAGS: Final = b"\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPartition:
+    """What a Fetch request asks of one partition."""
+
+    fetch_offset: int
+    max_bytes: int
+    current_leader_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AskedFetch:
+    """What a Fetch request asks."""
+
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    read_committed: bool
+    partitions: dict[tuple[str | UUID, int], AskedPartition]
+    """By topic (its id from version 13 on) and partition number."""
+
+
+def _limits_at(body: int, version: int) -> int:
+    return body if version >= FIRST_REPLICA_TAG else body + 4
+
+
+def remove_session(view: memoryview, head: RequestHead) -> bool:
+    """
+    Overwrite the session in *view*, a whole Fetch request with its size.
+
+    Return false for the request of a replica, which stays as it is and whose answer must too.
+
+    Raises:
+        ProtocolViolation: It is no Fetch request of this version.
+    """
+    body = request_body(view, head)
+    if _is_of_replica(view, body, head.version):
+        return False
+    at = _limits_at(body, head.version) + _LIMITS.size
+    if head.version >= FIRST_SESSIONS:
+        Cursor(view, at).skip(_SESSION.size)
+        _SESSION.pack_into(view, at, *_NO_SESSION)
+    return True
+
+
+def session_of(view: memoryview, head: RequestHead) -> int:
+    """Return the session that *view*, a whole Fetch request with its size, goes on with; 0 is none."""
+    if head.version < FIRST_SESSIONS:
+        return 0
+    at = _limits_at(request_body(view, head), head.version) + _LIMITS.size
+    return Cursor(view, at).int32()
+
+
+def limit_bytes(view: memoryview, head: RequestHead, max_bytes: int) -> None:
+    """Lower the maximum size of the answer in *view*, a whole Fetch request with its size."""
+    at = _limits_at(request_body(view, head), head.version) + 8
+    asked = Cursor(view, at).int32()
+    _INT32.pack_into(view, at, min(asked, max_bytes))
+
+
+def _is_of_replica(view: memoryview, body: int, version: int) -> bool:
+    if version < FIRST_REPLICA_TAG:
+        return Cursor(view, body).int32() >= 0
+    # The field that says so is the last of the message. Brokers write nothing after it, so two
+    # bytes tell consumers apart without a walk over all of their partitions.
+    if bytes(view[-_REPLICA_TAG_BYTES:][:2]) != _REPLICA_TAG_FIELD:
+        return False
+    cursor = Cursor(view, body)
+    _partitions(cursor, version)
+    _skip_forgotten(cursor, version)
+    cursor.string(compact=True)
+    return _replica_id(cursor) >= 0
+
+
+def _replica_id(cursor: Cursor) -> int:
+    for _ in range(cursor.uvarint()):
+        tag, size = cursor.uvarint(), cursor.uvarint()
+        if tag == _REPLICA_TAG:
+            return cursor.int32()
+        cursor.skip(size)
+    return -1
+
+
+def _skip_forgotten(cursor: Cursor, version: int) -> None:
+    compact = is_flexible(1, version)
+    for _ in range(cursor.length(compact=compact)):
+        cursor.topic(by_id=version >= FIRST_TOPIC_IDS, compact=compact)
+        cursor.skip(4 * max(cursor.length(compact=compact), 0))
+        cursor.skip_tags()
+
+
+def asked_of(view: memoryview, head: RequestHead) -> AskedFetch:
+    """
+    Read *view*, a whole Fetch request with its size.
+
+    Raises:
+        ProtocolViolation: It is no Fetch request of this version.
+    """
+    cursor = Cursor(view, request_body(view, head))
+    return _partitions(cursor, head.version)
+
+
+def _partition_layout(version: int) -> struct.Struct:
+    """Return the layout of a partition; fields that a version lacks are zero bytes wide."""
+    leader_epoch = "i" if version >= FIRST_EPOCHS else "0i"
+    last_epoch = "4x" if is_flexible(1, version) else ""
+    log_start = "8x" if version >= 5 else ""  # noqa: PLR2004  (the version that brought it)
+    return struct.Struct(f">i{leader_epoch}q{last_epoch}{log_start}i")
+
+
+_LAYOUTS: Final = {version: _partition_layout(version) for version in range(4, 19)}
+
+
+def _partitions(cursor: Cursor, version: int) -> AskedFetch:
+    """Read from the beginning of the body to the end of the topics."""
+    max_wait_ms, min_bytes, max_bytes, isolation = _skip_to_topics(cursor, version)
+    asked = {key: partition for key, _, partition in _each_partition(cursor, version)}
+    if isolation not in {0, 1}:
+        raise ProtocolViolation(f"a Fetch request has isolation level {isolation}")
+    return AskedFetch(max_wait_ms, min_bytes, max_bytes, isolation == 1, asked)
+
+
+def _skip_to_topics(cursor: Cursor, version: int) -> tuple[int, int, int, int]:
+    """Read what comes before the topics; return the values of `_LIMITS`."""
+    cursor.skip(0 if version >= FIRST_REPLICA_TAG else 4)
+    max_wait_ms, min_bytes, max_bytes, isolation = cursor.fixed(_LIMITS)
+    cursor.skip(_SESSION.size if version >= FIRST_SESSIONS else 0)
+    return max_wait_ms, min_bytes, max_bytes, isolation
+
+
+def _each_partition(
+    cursor: Cursor, version: int
+) -> Iterator[tuple[tuple[str | UUID, int], int, AskedPartition]]:
+    """Read the topics, and yield of each partition also where its fields begin."""
+    compact = is_flexible(1, version)
+    layout = _LAYOUTS[version]
+    for _ in range(cursor.length(compact=compact)):
+        topic = cursor.topic(by_id=version >= FIRST_TOPIC_IDS, compact=compact)
+        for _ in range(cursor.length(compact=compact)):
+            begin = cursor.at
+            index, *epoch, offset, partition_bytes = cursor.fixed(layout)
+            if compact:
+                cursor.skip_tags()
+            yield (topic, index), begin, AskedPartition(offset, partition_bytes, *epoch)
+        if compact:
+            cursor.skip_tags()
+
+
+def with_offsets(view: memoryview, head: RequestHead, offsets: Mapping[tuple[str | UUID, int], int]) -> bytes:
+    """
+    Return *view*, a whole Fetch request with its size, with other offsets for the partitions of *offsets*.
+
+    Raises:
+        ProtocolViolation: It is no Fetch request of this version.
+    """
+    changed = bytearray(view)
+    cursor = Cursor(view, request_body(view, head))
+    _skip_to_topics(cursor, head.version)
+    before_offset = 8 if head.version >= FIRST_EPOCHS else 4
+    for key, begin, _ in _each_partition(cursor, head.version):
+        if key in offsets:
+            _INT64.pack_into(changed, begin + before_offset, offsets[key])
+    return bytes(changed)
+
+
+_PARTITION: Final = {
+    version: struct.Struct(">ihqqq" if version >= FIRST_LOG_START else ">ihqq") for version in range(4, 19)
+}
+
+
+@dataclass(slots=True)
+class FetchedPartition:
+    """What a Fetch response says of one partition; positions count from the response's size field."""
+
+    topic: str | UUID
+    index: int
+    error_code: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    """-1 in version 4, which does not have it."""
+    begin: int
+    records_begin: int = -1
+    """Where the bytes of the records field begin; -1 until the walk is there."""
+    records_bytes: int = 0
+    end: int = -1
+    """Where the next partition begins; -1 until the walk is there."""
+
+    @property
+    def error_at(self) -> int:
+        """Return the position of the error code."""
+        return self.begin + ERROR_AT
+
+    @property
+    def log_start_at(self) -> int:
+        """Return the position of the log start; version 4 has none."""
+        return self.begin + LOG_START_AT
+
+
+class FetchResponseWalk(Walk):
+    """
+    Walk over one response of *size* bytes (without the size field) in *version*.
+
+    *partitions* is what the walk has seen; the caller may empty the list at any time.
+    """
+
+    def __init__(self, version: int, size: int) -> None:
+        super().__init__(size, compact=is_flexible(Api.FETCH, version))
+        self.partitions: list[FetchedPartition] = []
+        self._version = version
+        self._layout = _PARTITION[version]
+        self._step = self._head
+        self._topic: str | UUID = ""
+        self._topics = 0
+        self._topic_partitions = 0
+        self._aborted = 0
+        self._partition: FetchedPartition | None = None
+
+    def _head(self, cursor: Cursor) -> int:
+        cursor.skip(SIZE_BYTES + _CORRELATION_ID_BYTES)
+        if self._compact:
+            cursor.skip_tags()
+        cursor.skip(_HEAD_BYTES if self._version >= FIRST_SESSIONS else _THROTTLE_BYTES)
+        self._topics = cursor.length(compact=self._compact)
+        return self._next_topic()
+
+    def _next_topic(self) -> int:
+        if self._topics > 0:
+            self._step = self._topic_begin
+        else:
+            self._to_tags(self._finish)
+        return 0
+
+    def _topic_begin(self, cursor: Cursor) -> int:
+        topic = cursor.topic(by_id=self._version >= FIRST_TOPIC_IDS, compact=self._compact)
+        partitions = cursor.length(compact=self._compact)
+        self._topics -= 1
+        self._topic, self._topic_partitions = topic, partitions
+        return self._next_partition()
+
+    def _next_partition(self) -> int:
+        if self._topic_partitions > 0:
+            self._step = self._partition_begin
+        else:
+            self._to_tags(self._topic_end)
+        return 0
+
+    def _topic_end(self, _cursor: Cursor) -> int:
+        return self._next_topic()
+
+    def _partition_begin(self, cursor: Cursor) -> int:
+        begin = self.position
+        index, error_code, high_watermark, stable, *log_start = cursor.fixed(self._layout)
+        aborted = cursor.length(compact=self._compact)
+        self._topic_partitions -= 1
+        self._partition = FetchedPartition(
+            self._topic, index, error_code, high_watermark, stable, log_start[0] if log_start else -1, begin
+        )
+        self.partitions.append(self._partition)
+        if self._compact and aborted > 0:
+            self._aborted, self._step = aborted, self._aborted_transaction
+            return 0
+        self._step = self._records_length
+        return _ABORTED_BYTES * max(aborted, 0)
+
+    def _aborted_transaction(self, cursor: Cursor) -> int:
+        cursor.skip(_ABORTED_BYTES)
+        cursor.skip_tags()
+        self._aborted -= 1
+        if not self._aborted:
+            self._step = self._records_length
+        return 0
+
+    def _records_length(self, cursor: Cursor) -> int:
+        begin = cursor.at
+        if self._version >= FIRST_RACK:
+            cursor.skip(4)
+        size = max(cursor.length(compact=self._compact), 0)
+        partition = self._partition
+        assert partition is not None
+        partition.records_begin = self.position + cursor.at - begin
+        partition.records_bytes = size
+        self._to_tags(self._partition_end)
+        return size
+
+    def _partition_end(self, _cursor: Cursor) -> int:
+        assert self._partition is not None
+        self._partition.end = self.position
+        return self._next_partition()
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What a client is told of one partition instead of the broker's answer."""
+
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    records: tuple[Piece, ...] = ()
+    aborted: tuple[tuple[int, int], ...] | None = None
+    """Producer id and first offset of aborted transactions; None for a reader of uncommitted records."""
+    error_code: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RebuiltResponse:
+    """A whole response with its size field, to be sent piece by piece."""
+
+    pieces: tuple[Piece, ...]
+    size: int
+    """Of all pieces together."""
+
+
+def rebuilt(
+    response: memoryview, version: int, replaced: Iterable[tuple[FetchedPartition, Replacement]]
+) -> RebuiltResponse:
+    """
+    Return *response*, whole and with its size field, with some of its partitions replaced.
+
+    *replaced* is in the order of the walk that found the partitions.
+
+    Raises:
+        ProtocolViolation: The response would be larger than 2 GiB.
+    """
+    pieces: list[Piece] = []
+    at = SIZE_BYTES
+    for partition, replacement in replaced:
+        assert at <= partition.begin < partition.end, "the walk is not over, or the order is another"
+        pieces += [_kept(response[at : partition.begin]), *_partition(partition.index, version, replacement)]
+        at = partition.end
+    pieces.append(_kept(response[at:]))
+    size = size_of(pieces)
+    if size > _MAX_SIZE:
+        raise ProtocolViolation(f"a Fetch response of {size} bytes")
+    return RebuiltResponse(tuple(_joined([_SIZE.pack(size), *pieces])), SIZE_BYTES + size)
+
+
+def readdressed(pieces: tuple[Piece, ...], correlation_id: int) -> tuple[Piece, ...]:
+    """Return a whole response, whose first piece is bytes of ours, as the answer to another request."""
+    first, *rest = pieces
+    assert isinstance(first, bytes), "a response begins with its size"
+    return (first[:SIZE_BYTES] + _SIZE.pack(correlation_id) + first[_ADDRESSED_BYTES:], *rest)
+
+
+def composed(
+    correlation_id: int,
+    version: int,
+    topics: Mapping[str | UUID, Mapping[int, Replacement]],
+    *,
+    error_code: int = 0,
+) -> RebuiltResponse:
+    """
+    Return a whole response that no broker had a part in: without a session, and never throttled.
+
+    *topics* have names, or ids where the version has them; *error_code* is for all of it.
+    """
+    compact = is_flexible(Api.FETCH, version)
+    pieces: list[Piece] = [_SIZE.pack(correlation_id) + (_NO_TAGS if compact else b"") + _NOT_THROTTLED]
+    if version >= FIRST_SESSIONS:
+        pieces.append(_ERROR_AND_SESSION.pack(error_code, 0))
+    pieces.append(_length(len(topics), compact=compact))
+    for topic, partitions in topics.items():
+        pieces += [_topic(topic, compact=compact), _length(len(partitions), compact=compact)]
+        for index, answer in partitions.items():
+            pieces += _partition(index, version, answer)
+        pieces += [_NO_TAGS] if compact else []
+    pieces += [_NO_TAGS] if compact else []
+    size = size_of(pieces)
+    return RebuiltResponse(tuple(_joined([_SIZE.pack(size), *pieces])), SIZE_BYTES + size)
+
+
+def _kept(part: memoryview) -> Piece:
+    """Return a part of a broker's response: small ones may be joined, and records are not copied."""
+    return bytes(part) if len(part) < _SMALL_BYTES else part
+
+
+def _topic(topic: str | UUID, *, compact: bool) -> bytes:
+    if isinstance(topic, UUID):
+        return topic.bytes
+    name = topic.encode()
+    return (uvarint(len(name) + 1) if compact else _INT16.pack(len(name))) + name
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterable[Piece]:
+    """Return the same bytes with small neighbours in one piece: each piece is one send."""
+    small: list[bytes] = []
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            small.append(piece)
+            continue
+        yield from [b"".join(small)] if small else []
+        small.clear()
+        yield piece
+    yield from [b"".join(small)] if small else []
+
+
+def _partition(index: int, version: int, new: Replacement) -> Iterable[Piece]:
+    compact = is_flexible(Api.FETCH, version)
+    size = size_of(new.records)
+    head = [_HEAD.pack(index, new.error_code, new.high_watermark, new.last_stable_offset)]
+    if version >= FIRST_LOG_START:
+        head.append(_INT64.pack(new.log_start_offset))
+    head.append(_length(None if new.aborted is None else len(new.aborted), compact=compact))
+    for transaction in new.aborted or ():
+        head += [_ABORTED.pack(*transaction), _NO_TAGS if compact else b""]
+    if version >= FIRST_RACK:
+        head.append(_NO_REPLICA)
+    head.append(_length(size, compact=compact))
+    return [b"".join(head), *new.records, *([_NO_TAGS] if compact else ())]
+
+
+def _length(length: int | None, *, compact: bool) -> bytes:
+    if compact:
+        return uvarint(0 if length is None else length + 1)
+    return _SIZE.pack(-1 if length is None else length)

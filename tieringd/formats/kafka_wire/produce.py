@@ -1,0 +1,248 @@
+"""
+Produce: whether a request gets an answer, and walks over requests and responses while they pass.
+
+A request without acknowledgement has no response, so every Produce request must be looked at
+this far, or answers would be given to the wrong requests. Records are skipped.
+
+`ProduceRequestWalk` walks over a request that is to be refused. `ProduceResponseWalk` finds where each
+partition's log start stands in a response. It decides nothing about what it sees. A log start that is not
+wanted can still be overwritten in the bytes that `feed` took just now: a partition's fixed fields are taken
+together.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from tieringd.errors import ProtocolViolation
+from tieringd.formats.kafka_wire.cursor import Cursor
+from tieringd.formats.kafka_wire.request_header import (
+    KNOWN_VERSIONS,
+    SIZE_BYTES,
+    Api,
+    is_flexible,
+    request_body,
+)
+from tieringd.formats.kafka_wire.walk import Walk
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from tieringd.formats.kafka_wire.request_header import RequestHead
+
+
+FIRST_LOG_START: Final = 5
+"""The first version of Produce whose answers have a log start."""
+_FIRST_RECORD_ERRORS: Final = 8
+_FIRST_TOPIC_IDS: Final = 13
+_CORRELATION_ID_BYTES: Final = 4
+_THROTTLE_BYTES: Final = 4
+_PARTITION: Final = struct.Struct(">ihqqq")
+"""Index, error code, base offset, append time and log start."""
+_LOG_START_AT: Final = 22
+
+MAX_PARTITIONS: Final = 10_000
+"""What a refusal may have to name; no client comes near it. As many topics may be named."""
+_FIRST_TRANSACTIONS: Final = 3
+_ALL_VERSIONS: Final = range(KNOWN_VERSIONS[Api.PRODUCE].stop)
+
+
+@dataclass(slots=True)
+class ProducedPartition:
+    """What a Produce response says of one partition; positions count from the response's size field."""
+
+    topic: str | UUID
+    index: int
+    error_code: int
+    log_start_offset: int
+    begin: int
+
+    @property
+    def log_start_at(self) -> int:
+        """Return the position of the log start."""
+        return self.begin + _LOG_START_AT
+
+
+class ProduceResponseWalk(Walk):
+    """
+    Walk over one response of *size* bytes (without the size field), in *version*, 5 or newer.
+
+    *partitions* is what the walk has seen; the caller may empty the list at any time.
+    """
+
+    def __init__(self, version: int, size: int) -> None:
+        super().__init__(size, compact=is_flexible(Api.PRODUCE, version))
+        self.partitions: list[ProducedPartition] = []
+        self._version = version
+        self._step = self._head
+        self._topic: str | UUID = ""
+        self._topics = 0
+        self._topic_partitions = 0
+        self._record_errors = 0
+
+    def _head(self, cursor: Cursor) -> int:
+        cursor.skip(SIZE_BYTES + _CORRELATION_ID_BYTES)
+        if self._compact:
+            cursor.skip_tags()
+        self._topics = cursor.length(compact=self._compact)
+        return self._next_topic()
+
+    def _next_topic(self) -> int:
+        self._step = self._topic_begin if self._topics > 0 else self._throttle
+        return 0
+
+    def _topic_begin(self, cursor: Cursor) -> int:
+        topic = cursor.topic(by_id=self._version >= _FIRST_TOPIC_IDS, compact=self._compact)
+        partitions = cursor.length(compact=self._compact)
+        self._topics -= 1
+        self._topic, self._topic_partitions = topic, partitions
+        return self._next_partition()
+
+    def _next_partition(self) -> int:
+        if self._topic_partitions > 0:
+            self._step = self._partition
+        else:
+            self._to_tags(self._topic_end)
+        return 0
+
+    def _topic_end(self, _cursor: Cursor) -> int:
+        return self._next_topic()
+
+    def _partition(self, cursor: Cursor) -> int:
+        begin = self.position
+        index, error_code, _, _, log_start_offset = cursor.fixed(_PARTITION)
+        errors = cursor.length(compact=self._compact) if self._version >= _FIRST_RECORD_ERRORS else 0
+        self._topic_partitions -= 1
+        self._record_errors = errors
+        self.partitions.append(ProducedPartition(self._topic, index, error_code, log_start_offset, begin))
+        return self._next_record_error()
+
+    def _next_record_error(self) -> int:
+        if self._record_errors > 0:
+            self._step = self._record_error
+        elif self._version >= _FIRST_RECORD_ERRORS:
+            self._step = self._error_message
+        else:
+            self._to_tags(self._partition_end)
+        return 0
+
+    def _record_error(self, cursor: Cursor) -> int:
+        cursor.skip(4)
+        cursor.string(compact=self._compact)
+        self._record_errors -= 1
+        self._to_tags(self._record_error_end)
+        return 0
+
+    def _record_error_end(self, _cursor: Cursor) -> int:
+        return self._next_record_error()
+
+    def _error_message(self, cursor: Cursor) -> int:
+        cursor.string(compact=self._compact)
+        self._to_tags(self._partition_end)
+        return 0
+
+    def _partition_end(self, _cursor: Cursor) -> int:
+        return self._next_partition()
+
+    def _throttle(self, cursor: Cursor) -> int:
+        cursor.skip(_THROTTLE_BYTES)
+        self._to_tags(self._finish)
+        return 0
+
+
+def acks_of(view: memoryview, head: RequestHead) -> int:
+    """
+    Return the acknowledgements that a Produce request of any version asks for; 0 is none.
+
+    Raises:
+        IncompleteMessage: *view* ends before them.
+        ProtocolViolation: The version is newer than what is understood.
+    """
+    if head.version not in _ALL_VERSIONS:
+        raise ProtocolViolation(
+            f"a client writes with version {head.version} of Produce, which was not offered"
+        )
+    return _skip_to_topics(Cursor(view, request_body(view, head)), head)
+
+
+def _skip_to_topics(cursor: Cursor, head: RequestHead) -> int:
+    if head.version >= _FIRST_TRANSACTIONS:
+        cursor.string(compact=head.is_flexible)
+    acks = cursor.int16()
+    cursor.skip(4)
+    return acks
+
+
+class ProduceRequestWalk(Walk):
+    """
+    Walk over one known Produce request, and list the partitions that it writes to.
+
+    A request that says it has more than `MAX_PARTITIONS` is a violation before any is listed:
+    an empty partition takes a few bytes on the wire, and far more as a part of an answer.
+    """
+
+    def __init__(self, head: RequestHead) -> None:
+        super().__init__(head.size, compact=head.is_flexible)
+        self.partitions: dict[str | UUID, list[int]] = {}
+        self.head = head
+        self._step = self._begin
+        self._topics = 0
+        self._topic_partitions = 0
+        self._listed = 0
+        self._indexes: list[int] = []
+
+    def _begin(self, cursor: Cursor) -> int:
+        # The whole head in one step: it is as small as two strings.
+        start = Cursor(cursor.view, cursor.at + request_body(cursor.view[cursor.at :], self.head))
+        _skip_to_topics(start, self.head)
+        topics = start.length(compact=self._compact)
+        self._limit("topics", topics)
+        cursor.at, self._topics = start.at, topics
+        return self._next_topic()
+
+    def _limit(self, what: str, count: int) -> None:
+        if count > MAX_PARTITIONS:
+            raise ProtocolViolation(
+                f"a client writes to {count} {what} with one request",
+                hint=f"Requests may name up to {MAX_PARTITIONS}",
+            )
+
+    def _next_topic(self) -> int:
+        if self._topics > 0:
+            self._step = self._topic
+        else:
+            self._to_tags(self._finish)
+        return 0
+
+    def _topic(self, cursor: Cursor) -> int:
+        topic = cursor.topic(by_id=self.head.version >= _FIRST_TOPIC_IDS, compact=self._compact)
+        partitions = cursor.length(compact=self._compact)
+        self._listed += max(partitions, 0)
+        self._limit("partitions", self._listed)
+        self._topics -= 1
+        self._topic_partitions = partitions
+        self._indexes = self.partitions.setdefault(topic, [])
+        return self._next_partition()
+
+    def _next_partition(self) -> int:
+        if self._topic_partitions > 0:
+            self._step = self._partition
+        else:
+            self._to_tags(self._topic_end)
+        return 0
+
+    def _topic_end(self, _cursor: Cursor) -> int:
+        return self._next_topic()
+
+    def _partition(self, cursor: Cursor) -> int:
+        index = cursor.int32()
+        records_bytes = cursor.length(compact=self._compact)
+        self._topic_partitions -= 1
+        self._indexes.append(index)
+        self._to_tags(self._partition_end)
+        return max(records_bytes, 0)
+
+    def _partition_end(self, _cursor: Cursor) -> int:
+        return self._next_partition()

@@ -1,0 +1,383 @@
+"""
+The quarantine of the bucket: where objects that nobody names wait before they are deleted.
+
+An object keeps its key there, after a prefix, so the way back needs no other knowledge. To move one is to
+copy it, to prove the copy, to judge the object once more, and only then to delete it where it was. After
+that its manifest is read once again: should a writer have named the object meanwhile, it goes back at
+once. A crash at any point leaves the object in one of the two places or in both, and each step may be
+done again. A move that is given up leaves its copy: another process may be about to delete the object.
+
+This is not the quarantine of partitions with corrupt local data (`archiving.uploader`).
+
+`QuarantineExpiry` deletes what has been in quarantine for long enough, and puts back what a manifest names
+after all. A move that was given up leaves its copy there, beside the object: the copy is dropped where it
+is the same. A named object should never be in quarantine alone. If it is, its copy stays until the
+manifests of its partition are read, and what they name is put back and never deleted.
+
+The report of what a scrub puts into quarantine is JSON in the bucket, for people. It is written before
+anything is moved. The objects in quarantine and their keys tell what is there; nothing depends on a report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+from crc32c import crc32c as crc32c_of
+
+from tieringd.archive.object_joiner import PIECE_BYTES, ObjectJoiner
+from tieringd.errors import ChecksumRejected, CorruptDataError, ObjectNotFound
+from tieringd.formats.object_keys import (
+    QUARANTINE_REPORTS_PREFIX,
+    QUARANTINED_PREFIX,
+    owner_of,
+    parse_quarantined_key,
+    quarantine_report_key,
+    quarantined_key,
+)
+from tieringd.policies.scrub import StoredObject, is_named
+from tieringd.storage.base import JoinSource
+from tieringd.storage.threads import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from tieringd.archive.scrub.orphan_search import Owners
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.scrub import Orphan, Owner
+    from tieringd.storage.base import ObjectInfo, ObjectStore
+
+
+log = structlog.get_logger(__name__)
+
+VERSION = 1
+
+
+def encode_quarantine_report(orphans: Iterable[Orphan], *, now_ms: int, writer_id: str) -> bytes:
+    """Return the report of a move that is about to begin."""
+    document = {
+        "version": VERSION,
+        "reported_at_ms": now_ms,
+        "writer_id": writer_id,
+        "objects": [
+            {
+                "key": one.stored.key,
+                "size_bytes": one.stored.size_bytes,
+                "modified_ms": one.stored.modified_ms,
+                "topic": one.partition.topic,
+                "topic_id": one.partition.topic_id,
+                "partition": one.partition.partition,
+                "reason": one.detail,
+            }
+            for one in orphans
+        ],
+    }
+    return json.dumps(document, indent=2, sort_keys=True).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedObject:
+    """An object in quarantine."""
+
+    key: str
+    """That it had before."""
+    size_bytes: int
+    quarantined_at_ms: int
+    """By the store's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of orphans that were to be moved."""
+
+    moved: tuple[Orphan, ...]
+    left: tuple[tuple[str, str], ...]
+    """Keys of those that stayed, or went back, and why."""
+
+
+class ObjectQuarantine:
+    """
+    Move objects of one bucket into quarantine and back.
+
+    Several may do so at once: all copies of a key are the same bytes. It keeps no state.
+    """
+
+    def __init__(
+        self, store: ObjectStore, *, work_directory: Path, writer_id: str, now_ms: Callable[[], int]
+    ) -> None:
+        """Take the parts; *work_directory* is for bytes that the store cannot copy itself."""
+        self._store = store
+        self._joiner = ObjectJoiner(store, work_directory=work_directory)
+        self._writer_id = writer_id
+        self._now_ms = now_ms
+
+    async def move(
+        self,
+        orphans: Sequence[Orphan],
+        *,
+        still_orphans: Callable[[Iterable[StoredObject]], Awaitable[Mapping[str, Orphan]]],
+    ) -> Moved:
+        """
+        Put *orphans* of one partition into quarantine.
+
+        *still_orphans* judges them by manifests read when it is called. What cannot be copied, or put back,
+        is left with the reason, and the others go on. The copy of one that stays is left to the expiry.
+
+        Raises:
+            StorageUnavailable: Some may be in both places. Calling again goes on.
+        """
+        if not orphans:
+            return Moved((), ())
+        await self._report(orphans)
+        copied, left = await self._copied(orphans)
+        now = [await self._stored(one.stored.key) for one in copied]
+        wanted = await still_orphans([one for one in now if one is not None])
+        leaving = [one for one in copied if one.stored.key in wanted]
+        await self._store.delete_many([one.stored.key for one in leaving])
+        # Their ages are those from before: one that is named now, or in doubt, is missing from the answer.
+        confirmed = await still_orphans([wanted[one.stored.key].stored for one in leaving])
+        for key in (one.stored.key for one in copied):
+            if key not in wanted:
+                left.append((key, "it is no orphan any more"))
+            elif key not in confirmed:
+                left.append((key, await self._returned(key)))
+        moved = tuple(one for one in leaving if one.stored.key in confirmed)
+        for one in moved:
+            log.info(
+                "orphan put into quarantine",
+                key=one.stored.key,
+                size_bytes=one.stored.size_bytes,
+                reason=one.detail,
+            )
+        return Moved(moved, tuple(left))
+
+    async def restore(self, key: str) -> bool:
+        """
+        Put an object back where it was; say whether it was not there.
+
+        Raises:
+            ObjectNotFound: It is not in quarantine.
+            CorruptDataError: Another object has the key now.
+            ChecksumRejected: It cannot be read as it was stored; it stays in quarantine.
+        """
+        there = quarantined_key(key)
+        info = await self._store.head(there)
+        source = JoinSource(there, info.size_bytes, await self._checksum(info))
+        if await self._is_same_at(key, source):
+            await self._store.delete_many([there])
+            return False
+        await self._joiner.join(key, [source], crc32c=source.crc32c)
+        await self._store.delete_many([there])
+        log.info("object put back from quarantine", key=key, size_bytes=info.size_bytes)
+        return True
+
+    async def copy_back(self, key: str, *, size_bytes: int, crc32c: int) -> bool:
+        """
+        Store an object again from its copy in quarantine, if that has just these bytes; say so.
+
+        The copy stays.
+
+        Raises:
+            StorageUnavailable: It may be stored or not. Calling again is safe.
+        """
+        try:
+            info = await self._store.head(quarantined_key(key))
+        except ObjectNotFound:
+            return False
+        if info.size_bytes != size_bytes or await self._checksum(info) != crc32c:
+            return False
+        await self._joiner.join(key, [JoinSource(info.key, size_bytes, crc32c)], crc32c=crc32c)
+        return True
+
+    async def objects(self) -> AsyncIterator[QuarantinedObject]:
+        """Yield what is in quarantine, by key."""
+        async for info in self._listed(QUARANTINED_PREFIX):
+            key = parse_quarantined_key(info.key)
+            assert key is not None, "it was listed under that prefix"
+            yield QuarantinedObject(key, info.size_bytes, info.modified_ms)
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """
+        Delete objects from quarantine for good.
+
+        Raises:
+            StorageUnavailable: Some may be left.
+        """
+        if keys:
+            await self._store.delete_many([quarantined_key(key) for key in keys])
+
+    async def delete_reports(self, *, before_ms: int) -> None:
+        """Delete the reports that were written before a time, by the store's clock."""
+        old = [
+            info.key async for info in self._listed(QUARANTINE_REPORTS_PREFIX) if info.modified_ms < before_ms
+        ]
+        if old:
+            await self._store.delete_many(old)
+
+    async def _listed(self, prefix: str) -> AsyncIterator[ObjectInfo]:
+        start_after: str | None = None
+        while True:
+            page = await self._store.list_page(prefix, start_after=start_after)
+            for info in page.objects:
+                yield info
+            start_after = page.next_start_after
+            if start_after is None:
+                return
+
+    async def _report(self, orphans: Sequence[Orphan]) -> None:
+        now_ms = self._now_ms()
+        data = encode_quarantine_report(orphans, now_ms=now_ms, writer_id=self._writer_id)
+        checksum = crc32c_of(data)
+        await self._store.put(quarantine_report_key(now_ms=now_ms, crc32c=checksum), data, crc32c=checksum)
+
+    async def _copied(self, orphans: Sequence[Orphan]) -> tuple[list[Orphan], list[tuple[str, str]]]:
+        """Copy orphans into quarantine, proved; return them, and the keys of the others and why."""
+        copied: list[Orphan] = []
+        left: list[tuple[str, str]] = []
+        for one in orphans:
+            key = one.stored.key
+            try:
+                info = await self._store.head(key)
+                source = JoinSource(key, info.size_bytes, await self._checksum(info))
+                await self._joiner.join(quarantined_key(key), [source], crc32c=source.crc32c)
+            except ObjectNotFound:
+                left.append((key, "it had gone"))
+            except (ChecksumRejected, CorruptDataError) as error:
+                log.warning("an orphan cannot be copied, and stays", key=key, error=str(error))
+                left.append((key, f"it cannot be copied: {error}"))
+            else:
+                copied.append(one)
+        return copied, left
+
+    async def _returned(self, key: str) -> str:
+        """Put back what was named while it was moved; return what became of it, in words."""
+        try:
+            await self.restore(key)
+        except (ChecksumRejected, CorruptDataError, ObjectNotFound) as error:
+            log.warning(
+                "an object was named while it was moved, and cannot go back", key=key, error=str(error)
+            )
+            return f"it was named while it was moved, and cannot go back: {error}"
+        return "it was named while it was moved, and is back"
+
+    async def _stored(self, key: str) -> StoredObject | None:
+        try:
+            info = await self._store.head(key)
+        except ObjectNotFound:
+            return None
+        return StoredObject(key, info.size_bytes, info.modified_ms)
+
+    async def _is_same_at(self, key: str, source: JoinSource) -> bool:
+        try:
+            info = await self._store.head(key)
+        except ObjectNotFound:
+            return False
+        if (info.size_bytes, await self._checksum(info)) != (source.size_bytes, source.crc32c):
+            raise CorruptDataError(
+                "another object has this key now; the one in quarantine stays there",
+                source=key,
+                hint="Compare the two, and delete the wrong one",
+            )
+        return True
+
+    async def _checksum(self, info: ObjectInfo) -> int:
+        """Return an object's checksum: as the store tells it, or by reading."""
+        if info.crc32c is not None:
+            return info.crc32c
+        checksum = position = 0
+        while position < info.size_bytes:
+            piece = await self._store.get_range(info.key, position=position, size_bytes=PIECE_BYTES)
+            if not piece:
+                raise CorruptDataError(f"the object ends after {position} bytes", source=info.key)
+            checksum = await in_thread(crc32c_of, piece, checksum)
+            position += len(piece)
+        return checksum
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What became of what was in quarantine."""
+
+    deleted: tuple[str, ...] = ()
+    put_back: tuple[str, ...] = ()
+    """Those that are named, and are where they were."""
+    left: tuple[tuple[str, str], ...] = ()
+    """Keys and reasons."""
+
+    def joined(self, other: Expired) -> Expired:
+        """Return both together."""
+        return Expired(self.deleted + other.deleted, self.put_back + other.put_back, self.left + other.left)
+
+
+class QuarantineExpiry:
+    """Empty one bucket's quarantine of what has been in it for long enough. Keeps no state."""
+
+    def __init__(self, quarantine: ObjectQuarantine, owners: Owners) -> None:
+        self._quarantine = quarantine
+        self._owners = owners
+
+    async def expire(
+        self, *, before_ms: int, is_ours: Callable[[TopicIdPartition], bool] = lambda _: True
+    ) -> Expired:
+        """
+        Delete what was put into quarantine before a time, of the partitions that are ours.
+
+        Raises:
+            StorageUnavailable: Some may be left. Calling again goes on.
+        """
+        due: defaultdict[TopicIdPartition, list[str]] = defaultdict(list)
+        async for one in self._quarantine.objects():
+            partition = owner_of(one.key)
+            if one.quarantined_at_ms < before_ms and partition is not None and is_ours(partition):
+                due[partition].append(one.key)
+        expired = Expired()
+        for partition, keys in due.items():
+            found = await self.delete(partition, keys)
+            expired = expired.joined(found)
+        await self._quarantine.delete_reports(before_ms=before_ms)
+        return expired
+
+    async def delete(self, partition: TopicIdPartition, keys: Iterable[str]) -> Expired:
+        """
+        Delete objects of one partition from quarantine; those that its manifests name go back instead.
+
+        One that cannot go back is left there, with the reason, and the others go on.
+
+        Raises:
+            StorageUnavailable: Some may be left. Calling again goes on.
+        """
+        owner = await self._owners.owner(partition)
+        deleted: list[str] = []
+        put_back: list[str] = []
+        left: list[tuple[str, str]] = []
+        for key in keys:
+            doubt = _doubt(owner)
+            if is_named(owner, key):
+                try:
+                    if await self._quarantine.restore(key):
+                        log.error("a named object was in quarantine, and is back", key=key)
+                    put_back.append(key)
+                except (ChecksumRejected, CorruptDataError, ObjectNotFound) as error:
+                    log.warning("a named object in quarantine cannot go back", key=key, error=str(error))
+                    left.append((key, str(error)))
+            elif doubt:
+                left.append((key, doubt))
+            else:
+                deleted.append(key)
+        await self._quarantine.delete(deleted)
+        for key in deleted:
+            log.info("orphan deleted from quarantine", key=key)
+        return Expired(tuple(deleted), tuple(put_back), tuple(left))
+
+
+def _doubt(owner: Owner) -> str:
+    """Return why nothing of this owner may be deleted; empty where it may."""
+    if owner.uncertain:
+        return f"what is named is not known for certain: {owner.uncertain}"
+    if owner.is_manifest_missing:
+        return "the partition's manifest is missing"
+    return ""

@@ -1,0 +1,505 @@
+"""
+Putting one partition's compacted segments in the place of their archived originals.
+
+Preparing copies the local files, as an upload does: every batch is checked, data and index are stored, and
+no manifest is touched. Committing is a `ManifestChange` that the partition's archiver makes between two of
+its own commits: one commit names what was copied and retires what it replaces, whose objects go after the
+delay that readers with an older manifest need. So the order is data, index, manifest, and much later the
+deletion. A crash after any of them leaves at most objects that nothing names.
+
+Beside what a job has rewritten parts of a file replace single segments: they are copied as slices of it.
+
+Where a cleaner has dropped a tombstone that the archive still needs, the archived segments are written anew
+instead, without what else the cleaner dropped. Rebuild knows of that by a record that is stored just before
+the commit. What is replaced is held while an election could lose what it was dropped for
+(`policies.record_removal`).
+
+What replaces what is decided in `policies.compacted_reupload`. A file that cannot be read is remembered as
+it is now, for as long as this object lives, and tried again only when it has changed.
+
+`CompactedReuploadJob` goes over all partitions that this daemon archives, one after the other. A
+partition's share is a few runs of segments. The job copies them beside the partition's archiver, and the
+archiver commits them. The plan follows from what the archivers know and last saw: it asks nothing of the
+store, and is not made again while neither archive nor local log has changed. Between turns the job keeps
+only these plans, and which files could not be read. A turn that is cut off, or a process that is killed,
+leaves at most objects that no manifest names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.errors import (
+    CorruptDataError,
+    FencedError,
+    LocalFileError,
+    ObjectNotFound,
+    TieringError,
+)
+from tieringd.housekeeping.job import PartitionPasses, Share
+from tieringd.model.segment import SegmentSlice
+from tieringd.policies.compacted_reupload import (
+    Tombstones,
+    parts_to_go,
+    plan_reuploads,
+    reuploaded_segment,
+    same_sized_head,
+)
+from tieringd.policies.record_removal import winners_end_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from tieringd.archive.manifest_store import StoredManifest
+    from tieringd.archiving.claim import Claim, ManifestChange
+    from tieringd.archiving.observer import Observation
+    from tieringd.archiving.remote_log import RemoteLog
+    from tieringd.archiving.segment_copier import CopiedSegment
+    from tieringd.housekeeping.job import JobTurn
+    from tieringd.metrics import Metrics
+    from tieringd.model.local_log import LocalLog
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.partition import Leadership, LogBounds
+    from tieringd.model.segment import CrossingTransaction, LocalSegment, RemoteSegment
+    from tieringd.model.segment_table import SegmentTable
+    from tieringd.policies.compacted_reupload import Reupload, ReuploadPlan, RunIdentity
+
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS_MAX = 5
+"""A file may change under the look, or lack a marker that comes later. So often it is no accident."""
+
+RUNS_PER_SHARE_MAX = 4
+REQUESTS_PER_SEGMENT = 2
+"""Its data and its index."""
+
+
+class CompactedReupload:
+    """Compacted segments whose objects are stored, and which no manifest names yet."""
+
+    def __init__(
+        self,
+        reupload: Reupload,
+        segments: tuple[RemoteSegment, ...],
+        crossing: tuple[CrossingTransaction, ...],
+        seen: Observation,
+        *,
+        remote_log: RemoteLog,
+        metrics: Metrics,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._replaced = reupload.replaced
+        self._segments = segments
+        self._crossing = crossing
+        self._winners_end = winners_end_of(seen.log)
+        topic = seen.topic
+        # Where nothing trims the log, each replica has what is replaced here.
+        self._is_held = not (topic.is_compact_only and topic.never_trimmed_because)
+        self._remote_log = remote_log
+        self._metrics = metrics.reuploaded
+        self._now_ms = now_ms
+
+    async def commit(self, claim: Claim, stored: StoredManifest) -> StoredManifest:
+        """
+        Name the compacted segments in the place of their originals.
+
+        Where the manifest has changed there meanwhile, this is given up: what was copied may be of
+        another log.
+
+        Raises:
+            FencedError: Another writer owns the manifest now.
+            StorageUnavailable: The claim reads it again; then this may be called again.
+        """
+        manifest, segments = stored.existing, self._segments
+        partition = manifest.partition
+        said = log.bind(
+            topic=partition.topic, partition=partition.partition, base_offset=segments[0].base_offset
+        )
+        found = manifest.segments.overlapping(segments[0].base_offset, segments[-1].next_offset)
+        if found != self._replaced or manifest.next_offset < self._winners_end:
+            if found != segments:
+                said.info("segments to be replaced by compacted ones have changed meanwhile")
+            return stored
+        changed = manifest.compacted(
+            segments,
+            now_ms=self._now_ms(),
+            crossing=self._crossing,
+            winners_end=self._winners_end,
+            is_held=self._is_held,
+        )
+        stored = await self._committed(claim, stored, changed)
+        bytes_before = sum(one.size_bytes for one in self._replaced)
+        bytes_after = sum(one.size_bytes for one in segments)
+        self._metrics.segments.labels(partition.topic).inc(len(self._replaced))
+        self._metrics.bytes_before.labels(partition.topic).inc(bytes_before)
+        self._metrics.bytes_after.labels(partition.topic).inc(bytes_after)
+        said.info(
+            "archived segments replaced by compacted ones",
+            last_offset=segments[-1].last_offset,
+            segments_before=len(self._replaced),
+            segments=len(segments),
+            bytes_before=bytes_before,
+            bytes_after=bytes_after,
+        )
+        return stored
+
+    async def _committed(
+        self, claim: Claim, stored: StoredManifest, changed: PartitionManifest
+    ) -> StoredManifest:
+        segments = self._segments
+        if not any(one.is_rewritten for one in segments):
+            return await claim.commit(stored, changed)
+        record_key = await self._remote_log.record_compaction(changed.partition, self._replaced, segments)
+        try:
+            return await claim.commit(stored, changed)
+        except FencedError:
+            await self._remote_log.forget_compaction(record_key)
+            raise
+
+
+class CompactedReuploader:
+    """
+    Upload compacted segments of one partition once more, under one leader epoch.
+
+    One task at a time uses it. It may be cancelled at any await.
+    """
+
+    def __init__(
+        self, leadership: Leadership, remote_log: RemoteLog, *, metrics: Metrics, now_ms: Callable[[], int]
+    ) -> None:
+        self._leadership = leadership
+        self._remote_log = remote_log
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._log = log.bind(topic=leadership.partition.topic, partition=leadership.partition.partition)
+        self._failed: set[RunIdentity] = set()
+        self._attempts: Counter[Reupload] = Counter()
+        self._head: Reupload | None = None
+        """The head of the log whose checksum was compared last, with what the archive had there."""
+        self._differs = False
+        self._settled: dict[RunIdentity, tuple[RemoteSegment, ...]] = {}
+        """Files beside rewritten segments of which no part is to go, and what the archive had there."""
+
+    def plan(self, manifest: PartitionManifest, seen: Observation) -> ReuploadPlan:
+        """
+        Return what is to be uploaded once more; see `plan_reuploads`.
+
+        Only the broker's own files count. A pin holds a segment as it was before it was compacted.
+        """
+        head = same_sized_head(seen.log, manifest, seen.bounds)
+        plan = plan_reuploads(
+            seen.log,
+            manifest,
+            seen.bounds,
+            is_trimmed=not seen.topic.never_trimmed_because,
+            failed=self._failed,
+            differing={head.identity} if head and self._differs and head == self._head else (),
+        )
+        left = tuple(one for one in plan.beside_rewritten if self._settled.get(one.identity) != one.replaced)
+        plan = replace(plan, beside_rewritten=left)
+        known = {one.identity for one in seen.log.segments}
+        self._failed = {one for one in self._failed if known.issuperset(one)}
+        self._settled = {one: at for one, at in self._settled.items() if known.issuperset(one)}
+        for gone in [one for one in self._attempts if not known.issuperset(one.identity)]:
+            del self._attempts[gone]
+        return plan
+
+    async def compare_head(self, manifest: PartitionManifest, seen: Observation) -> None:
+        """
+        Find out whether the segment that is to be trimmed next has the archive's bytes, where sizes agree.
+
+        If it has not, `plan` names it. Each file is read once.
+
+        Raises:
+            LocalFileError: It cannot be read, or is not the one that was scanned.
+        """
+        head = same_sized_head(seen.log, manifest, seen.bounds)
+        if head is None or seen.topic.never_trimmed_because or seen.log.is_reframed:
+            return
+        if head != self._head:
+            sizes = [one.size_bytes for one in head.replaced]
+            found = await self._remote_log.local_checksums(head.segments[0], sizes)
+            self._head, self._differs = head, found != tuple(one.crc32c for one in head.replaced)
+
+    async def parts_to_go(self, found: Reupload) -> tuple[Reupload, ...]:
+        """
+        Read a file that lies beside rewritten segments, and return which of the others parts of it replace.
+
+        Where there are none `plan` does not name the file again, while it and the archive are as they are.
+
+        Raises:
+            LocalFileError: It cannot be read, or is not the one that was scanned.
+        """
+        (file,) = found.segments
+        offsets = [found.base_offset, *(one.next_offset for one in found.replaced)]
+        try:
+            parts = parts_to_go(found, await self._remote_log.local_parts(file, offsets))
+        except CorruptDataError as error:
+            self._give_up(found, error)
+            return ()
+        if not parts:
+            self._settled[found.identity] = found.replaced
+        return parts
+
+    async def prepare(self, seen: Observation, reupload: Reupload) -> CompactedReupload | None:
+        """
+        Store the objects of *reupload*; None when its files cannot be read, or are not smaller after all.
+
+        None as well where it waits for an earlier one of its plan: a later plan has it again.
+
+        Raises:
+            RetryableError: The store or the file is in the way; another attempt may do it.
+            StorageError: An operator must act.
+        """
+        try:
+            if not await self._needs_tombstones(reupload):
+                return await self._copied(seen, reupload)
+            if reupload.tombstones is not Tombstones.WAIT:
+                return await self._with_tombstones(seen, reupload)
+        except LocalFileError as error:
+            self._attempts[reupload] += 1
+            if self._attempts[reupload] < ATTEMPTS_MAX:
+                raise
+            self._give_up(reupload, error)
+        except (CorruptDataError, ObjectNotFound) as error:
+            self._give_up(reupload, error)
+        return None
+
+    async def _copied(self, seen: Observation, reupload: Reupload) -> CompactedReupload | None:
+        """Store the files as they are; None where they are not smaller after all."""
+        copies: list[CopiedSegment] = []
+        # Where files are kept in another form, only reading them tells their size in this one.
+        room = reupload.archived_bytes if seen.log.is_reframed else None
+        for segment in reupload.segments:
+            copy = await self._remote_log.copy_segment(
+                self._leadership, seen.log, _part_of(segment, reupload), bytes_below=room
+            )
+            if copy is None:
+                self._failed.add(reupload.identity)
+                return None
+            room = None if room is None else room - copy.remote.size_bytes
+            copies.append(copy)
+        segments = tuple(reuploaded_segment(copy.remote, reupload.replaced) for copy in copies)
+        crossing = tuple(chain.from_iterable(copy.crossing for copy in copies))
+        return self._change(seen, reupload, segments, crossing)
+
+    async def _needs_tombstones(self, reupload: Reupload) -> bool:
+        """
+        Say whether the archive still needs a tombstone that is not in the files any more.
+
+        Raises:
+            TieringError: As `RemoteLog.lacks_tombstones`.
+        """
+        partition = self._leadership.partition
+        if reupload.tombstones is Tombstones.GO and not await self._remote_log.goes_on_from_another(
+            partition
+        ):
+            return False
+        return await self._remote_log.lacks_tombstones(partition, reupload.segments, reupload.replaced)
+
+    async def _with_tombstones(self, seen: Observation, reupload: Reupload) -> CompactedReupload:
+        segments = await self._remote_log.rewrite_with_tombstones(
+            self._leadership.partition, reupload.segments, reupload.replaced
+        )
+        self._log.info(
+            "a cleaner has dropped tombstones that the archive needs; they stay",
+            base_offset=reupload.base_offset,
+            next_offset=reupload.next_offset,
+        )
+        return self._change(seen, reupload, segments, ())
+
+    def _change(
+        self,
+        seen: Observation,
+        reupload: Reupload,
+        segments: tuple[RemoteSegment, ...],
+        crossing: tuple[CrossingTransaction, ...],
+    ) -> CompactedReupload:
+        return CompactedReupload(
+            reupload,
+            segments,
+            crossing,
+            seen,
+            remote_log=self._remote_log,
+            metrics=self._metrics,
+            now_ms=self._now_ms,
+        )
+
+    def _give_up(self, reupload: Reupload, error: TieringError) -> None:
+        self._failed.add(reupload.identity)
+        self._metrics.reuploaded.failures.labels(self._leadership.partition.topic, type(error).__name__).inc()
+        self._log.error(
+            "compacted segments cannot be archived; the archive keeps them as they were",
+            base_offset=reupload.base_offset,
+            next_offset=reupload.next_offset,
+            paths=[one.path for one in reupload.segments],
+            error=str(error),
+        )
+
+
+def _part_of(segment: LocalSegment, reupload: Reupload) -> SegmentSlice:
+    assert segment.next_offset is not None, "only closed segments are uploaded again"
+    begin = max(segment.base_offset, reupload.base_offset)
+    return SegmentSlice.between(segment, begin, min(segment.next_offset, reupload.next_offset))
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedPartition:
+    """A partition that this daemon archives, as this work needs it."""
+
+    leadership: Leadership
+    manifest: PartitionManifest | None
+    """As its archiver holds it; None while that is not known for certain."""
+    seen: Observation
+    """The newest look at its local log."""
+    offer: Callable[[ManifestChange], asyncio.Future[None]]
+    """The archiver's: it commits the change with its next step."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is kept of a partition."""
+
+    reuploader: CompactedReuploader
+    finished: tuple[SegmentTable, LocalLog, LogBounds] | None = None
+    """What a plan was made of that left nothing to do."""
+
+
+class CompactedReuploadJob:
+    """Put compacted segments in the place of their originals, in the partitions named at the time."""
+
+    name = "compacted_reupload"
+
+    def __init__(
+        self,
+        partitions: Callable[[], Mapping[Leadership, ArchivedPartition]],
+        *,
+        remote_log: RemoteLog,
+        metrics: Metrics,
+        now_ms: Callable[[], int],
+        changed: Callable[[], Collection[Leadership]] | None = None,
+    ) -> None:
+        """Take the parts; *changed* is as for `PartitionPasses`."""
+        self._remote_log = remote_log
+        self._metrics = metrics
+        self._now_ms = now_ms
+        self._known: dict[Leadership, _Known] = {}
+        self._passes = PartitionPasses(
+            partitions,
+            share=self._share,
+            forget=lambda leadership: self._known.pop(leadership, None),
+            changed=changed,
+        )
+
+    async def turn(self, *, requests_max: int) -> JobTurn:
+        """
+        Go on with the pass over all partitions, until about *requests_max* requests are spent.
+
+        Raises:
+            RetryableError: The store is in the way. The next turn goes on with the others.
+            StorageError: An operator must act.
+        """
+        return await self._passes.turn(requests_max=requests_max)
+
+    async def _share(self, one: ArchivedPartition) -> Share:
+        """Do the first runs of what one plan names."""
+        manifest, seen = one.manifest, one.seen
+        if manifest is None or not seen.topic.reuploads_compacted:
+            return Share(may_rest=True)
+        known = self._known.get(one.leadership)
+        if known is None:
+            known = self._known[one.leadership] = _Known(
+                CompactedReuploader(
+                    one.leadership, self._remote_log, metrics=self._metrics, now_ms=self._now_ms
+                )
+            )
+        basis = (manifest.segments, seen.log, seen.bounds)
+        if known.finished is not None and _is_same(known.finished, basis):
+            return Share(may_rest=True)
+        try:
+            await known.reuploader.compare_head(manifest, seen)
+        except LocalFileError as error:
+            _note_change(one, error)
+        plan = known.reuploader.plan(manifest, seen)
+        if plan.reuploads:
+            share = await self._replace(one, known, plan.reuploads)
+            # Where a cleaner is busy there is always something: parts would wait for ever.
+            is_next = bool(plan.beside_rewritten and share.requests and not share.has_failed)
+            return replace(share, has_more=share.has_more or is_next)
+        if plan.beside_rewritten:
+            return await self._replace_parts(one, known, plan.beside_rewritten)
+        known.finished = basis
+        return Share(may_rest=True)
+
+    async def _replace_parts(self, one: ArchivedPartition, known: _Known, files: Sequence[Reupload]) -> Share:
+        """Replace what parts of the first of *files* that can be read just now take the place of."""
+        for number, file in enumerate(files, start=1):
+            try:
+                parts = await known.reuploader.parts_to_go(file)
+            except LocalFileError as error:
+                _note_change(one, error)
+                continue
+            share = await self._replace(one, known, parts)
+            return replace(share, has_more=share.has_more or (number < len(files) and not share.has_failed))
+        return Share()
+
+    async def _replace(self, one: ArchivedPartition, known: _Known, reuploads: Sequence[Reupload]) -> Share:
+        """Replace the first of *reuploads* that can be read just now."""
+        requests, has_more = 0, False
+        offered: list[asyncio.Future[None]] = []
+        for reupload in reuploads:
+            if len(offered) == RUNS_PER_SHARE_MAX:
+                has_more = True
+                break
+            try:
+                change = await known.reuploader.prepare(one.seen, reupload)
+            except LocalFileError as error:
+                _note_change(one, error)
+                continue
+            requests += REQUESTS_PER_SEGMENT * len(reupload.segments)
+            if change is not None:
+                offered.append(one.offer(change))
+                # Also where this is cut off before it waits for them.
+                offered[-1].add_done_callback(_retrieve)
+        if offered:
+            await asyncio.wait(offered)
+        has_failed = False
+        for future in offered:
+            # Its archiver may have ended and cancelled it, or its step failed. The others can go on.
+            failure = None if future.cancelled() else future.exception()
+            if isinstance(failure, TieringError):
+                has_failed = True
+                log.info(
+                    "compacted segments not committed",
+                    partition=str(one.leadership.partition),
+                    reason=str(failure),
+                )
+            elif failure is not None:
+                raise failure
+        # It is this partition's archiver that could not go on: it is not to be copied for over and over.
+        return Share(requests + len(offered), has_more=has_more and not has_failed, has_failed=has_failed)
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    """See that a failure counts as seen: whoever waits for it tells of it."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _note_change(one: ArchivedPartition, error: LocalFileError) -> None:
+    """Say that a file is not the one that was seen: the broker compacts on, and the next look shows it."""
+    log.info("a segment changed while it was read", partition=str(one.leadership.partition), error=str(error))
+
+
+def _is_same(
+    before: tuple[SegmentTable, LocalLog, LogBounds], now: tuple[SegmentTable, LocalLog, LogBounds]
+) -> bool:
+    """Compare two plans' bases; tables never change, so another one is another object."""
+    return before[0] is now[0] and before[1:] == now[1:]

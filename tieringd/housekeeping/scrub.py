@@ -1,0 +1,404 @@
+"""
+Scrubbing as housekeeping: the partitions that this broker leads, a little at a time.
+
+Each partition has a time of its own, by the original's intervals. What is found is mended at once where
+that is possible, and shown in metrics until a later look does not find it any more. Now and then the
+bucket is listed for orphans of these partitions. What needs an operator is left to `tieringd archive scrub`.
+
+Where it stands is held in memory: a daemon that starts anew begins anew.
+
+`ScrubParts` puts the parts of a scrub together for one bucket. `WholeScrub` makes one whole pass with them,
+for operators.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from tieringd.archive.scrub.survey import ScrubbedTopics
+from tieringd.errors import TieringError
+from tieringd.housekeeping.bucket_quarantine import Expired
+from tieringd.housekeeping.job import JobTurn
+from tieringd.policies.scrub import FaultKind, first_due_ms, next_due_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from tieringd.archive.manifest_store import ManifestStore
+    from tieringd.archive.scrub.orphan_search import NamedObjects, OrphanSearch
+    from tieringd.archive.scrub.partition_scrub import PartitionScrubber, ScrubCursor, ScrubStretch
+    from tieringd.housekeeping.bucket_quarantine import ObjectQuarantine, QuarantineExpiry
+    from tieringd.housekeeping.healer import Healer
+    from tieringd.metrics import Metrics
+    from tieringd.model.partition import TopicIdPartition
+    from tieringd.policies.scrub import Finding, Orphan, ScrubPace
+    from tieringd.storage.archive_clock import ArchiveClock
+    from tieringd.storage.base import ObjectStore
+
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubParts:
+    """What scrubs one bucket."""
+
+    partitions: PartitionScrubber
+    search: OrphanSearch
+    quarantine: ObjectQuarantine
+    expiry: QuarantineExpiry
+    healer: Healer
+
+
+@dataclass(slots=True)
+class ScrubReport:
+    """What one whole pass found and did."""
+
+    partitions: list[ScrubStretch] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    """All that was found, mended or not."""
+    mended: dict[Finding, str] = field(default_factory=dict)
+    """How."""
+    orphans: list[Orphan] = field(default_factory=list)
+    moved: list[Orphan] = field(default_factory=list)
+    """Those that are in quarantine now."""
+    left: list[tuple[str, str]] = field(default_factory=list)
+    """Keys that were to be mended, moved or deleted and were not, and why."""
+    uncertain: dict[TopicIdPartition, str] = field(default_factory=dict)
+    """Partitions whose objects nobody may judge, and why."""
+    expired: Expired = field(default_factory=Expired)
+    listed_objects: int = 0
+
+    @property
+    def faults(self) -> list[Finding]:
+        """Return what is wrong still."""
+        return [one for one in self.findings if one not in self.mended]
+
+
+async def move_orphans(parts: ScrubParts, orphans: Iterable[Orphan], report: ScrubReport) -> None:
+    """
+    Put orphans into quarantine, each partition's together, and note in *report* what became of them.
+
+    Raises:
+        StorageUnavailable: Some may be in both places. The next pass goes on.
+    """
+    by_partition: defaultdict[TopicIdPartition, list[Orphan]] = defaultdict(list)
+    for one in orphans:
+        by_partition[one.partition].append(one)
+    for partition, some in by_partition.items():
+        moved = await parts.quarantine.move(
+            some, still_orphans=partial(parts.search.still_orphans, partition)
+        )
+        report.moved += moved.moved
+        report.left += moved.left
+
+
+class WholeScrub:
+    """
+    One pass over a bucket, or over one topic in it.
+
+    Partitions of a topic that is being purged are not looked at: their manifests name what is gone already,
+    and what is mended there would be left behind the purge. Their orphans are found like all others.
+    """
+
+    def __init__(
+        self,
+        parts: ScrubParts,
+        store: ObjectStore,
+        manifests: ManifestStore,
+        *,
+        topic: str | None = None,
+        on_progress: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._parts = parts
+        self._topics = ScrubbedTopics(store, manifests, is_wanted=lambda name: topic in {None, name})
+        self._topic = topic
+        self._on_progress = on_progress
+
+    async def run(
+        self, *, deep: bool, fix: bool, expire_before_ms: Callable[[], int] | None = None
+    ) -> ScrubReport:
+        """
+        Look at everything; with *fix*, mend what can be mended and put orphans into quarantine.
+
+        With *expire_before_ms*, what was put into quarantine before that time is deleted as well. It is
+        asked when all else is done: by then the store has told its time.
+
+        Raises:
+            StorageUnavailable: The store does not answer. Nothing that was done has to be undone.
+        """
+        report = ScrubReport()
+        known = [one async for one in self._topics.partitions(report.findings)]
+        for partition in known:
+            await self._scrub(report, partition, deep=deep, fix=fix)
+        found = await self._search(report, known, fix=fix)
+        # Those that no topic manifest leads to.
+        for partition in [one for one in found if not await self._topics.is_leaving(one)]:
+            await self._scrub(report, partition, deep=deep, fix=fix)
+        if fix and expire_before_ms is not None:
+            report.expired = await self._parts.expiry.expire(
+                before_ms=expire_before_ms(), is_ours=self._is_ours
+            )
+            report.left += report.expired.left
+        return report
+
+    def _is_ours(self, partition: TopicIdPartition) -> bool:
+        return self._topic in {None, partition.topic}
+
+    async def _scrub(
+        self, report: ScrubReport, partition: TopicIdPartition, *, deep: bool, fix: bool
+    ) -> None:
+        self._on_progress(str(partition))
+        stretch = await self._parts.partitions.scrub(partition, deep=deep)
+        if stretch.findings and await self._topics.is_leaving(partition):
+            # It was not yet when it was listed: a purge says so before it deletes anything.
+            return
+        report.partitions.append(stretch)
+        for finding in stretch.findings:
+            report.findings.append(finding)
+            if fix:
+                await self._heal(report, finding)
+
+    async def _heal(self, report: ScrubReport, finding: Finding) -> None:
+        try:
+            how = await self._parts.healer.heal(finding)
+        except TieringError as error:
+            log.warning("an archived object could not be mended", key=finding.key, error=str(error))
+            report.left.append((finding.key, f"it could not be mended: {error}"))
+            return
+        if how:
+            report.mended[finding] = how
+
+    async def _search(
+        self, report: ScrubReport, known: list[TopicIdPartition], *, fix: bool
+    ) -> list[TopicIdPartition]:
+        """List the bucket for orphans; return the partitions with a manifest that are not among *known*."""
+        self._on_progress("orphans")
+        named = await self._parts.search.names(known)
+        others: dict[TopicIdPartition, None] = {}
+        start_after: str | None = None
+        while True:
+            page = await self._parts.search.page(named, start_after=start_after, is_ours=self._is_ours)
+            report.listed_objects += page.objects
+            report.findings += [one for one in page.findings if one not in report.findings]
+            report.uncertain |= page.uncertain
+            report.orphans += page.orphans
+            others |= dict.fromkeys(page.partitions)
+            if fix:
+                await move_orphans(self._parts, page.orphans, report)
+            start_after = page.next_start_after
+            if start_after is None:
+                return [one for one in others if one not in set(known)]
+            self._on_progress(f"orphans: {report.listed_objects} objects listed")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Where the scrub of one partition stands."""
+
+    due_ms: int
+    cursor: ScrubCursor | None = None
+    found: set[Finding] = field(default_factory=set)
+    """By the look that is under way, and not mended."""
+    known: set[Finding] = field(default_factory=set)
+    """By the last whole look."""
+    done_at_ms: int = 0
+    """When the last whole look ended; 0 before the first."""
+
+
+@dataclass(slots=True)
+class _SearchProgress:
+    """Where the search for orphans stands."""
+
+    due_ms: int
+    named: NamedObjects | None = None
+    """None between two searches."""
+    ours: frozenset[TopicIdPartition] = frozenset()
+    start_after: str | None = None
+    orphans: int = 0
+    orphan_bytes: int = 0
+
+
+class ScrubJob:
+    """Scrub what this daemon leads; see `HousekeepingJob`. One task at a time calls `turn`."""
+
+    def __init__(
+        self,
+        parts: ScrubParts,
+        *,
+        led: Callable[[], Collection[TopicIdPartition]],
+        pace: ScrubPace,
+        metrics: Metrics,
+        clock: ArchiveClock,
+        jitter: Callable[[], float],
+    ) -> None:
+        """Take the parts; *led* is asked at each turn, and *jitter* gives 0 to 1."""
+        self._parts = parts
+        self._led = led
+        self._pace = pace
+        self._metrics = metrics.scrub
+        self._now_ms = clock.steady_ms
+        self._wall_ms = clock.wall_ms
+        self._ages_ms = clock.ages_ms
+        self._jitter = jitter
+        self._progress: dict[TopicIdPartition, _Progress] = {}
+        self._search: _SearchProgress | None = None
+        self._publish_pace()
+
+    @property
+    def name(self) -> str:
+        """Return "scrub"."""
+        return "scrub"
+
+    def set_pace(self, pace: ScrubPace) -> None:
+        """Work by *pace* from the next turn on; what was put off already stays put off."""
+        self._pace = pace
+        self._publish_pace()
+        self._parts.search.grace_ms = pace.orphan_grace_ms
+
+    async def turn(self, *, requests_max: int) -> JobTurn:
+        """See `HousekeepingJob.turn`."""
+        pace, now_ms = self._pace, self._now_ms()
+        if not pace.is_enabled:
+            self._progress.clear()
+            self._search = None
+            self._publish()
+            return JobTurn(0, has_more=False)
+        self._follow(pace, now_ms)
+        search = self._search
+        partition = min(self._progress, key=lambda one: self._progress[one].due_ms, default=None)
+        is_search_due = search is not None and search.due_ms <= now_ms
+        requests = 0
+        if partition is not None and self._progress[partition].due_ms <= now_ms:
+            requests = await self._scrub(partition, pace, requests_max)
+        elif search is not None and is_search_due:
+            requests = await self._look_for_orphans(search, pace, requests_max)
+        self._publish()
+        return JobTurn(requests, has_more=self._is_anything_due())
+
+    def _is_anything_due(self) -> bool:
+        now_ms = self._now_ms()
+        due = [one.due_ms for one in self._progress.values()]
+        due += [self._search.due_ms] if self._search else []
+        return any(one <= now_ms for one in due)
+
+    def _follow(self, pace: ScrubPace, now_ms: int) -> None:
+        """Take in partitions that are led since the last turn, and forget those that are not any more."""
+        led = set(self._led())
+        for partition in [one for one in self._progress if one not in led]:
+            del self._progress[partition]
+        for partition in led - self._progress.keys():
+            self._progress[partition] = _Progress(first_due_ms(pace, now_ms=now_ms, jitter=self._jitter()))
+        if self._search is None and led:
+            self._search = _SearchProgress(first_due_ms(pace, now_ms=now_ms, jitter=self._jitter()))
+
+    async def _scrub(self, partition: TopicIdPartition, pace: ScrubPace, requests_max: int) -> int:
+        progress = self._progress[partition]
+        is_complete = False
+        try:
+            stretch = await self._parts.partitions.scrub(
+                partition, deep=False, requests_max=requests_max, cursor=progress.cursor
+            )
+            await self._take(progress, stretch)
+            is_complete = stretch.cursor is None
+        finally:
+            # What fails waits as well: other partitions are not to starve behind it.
+            progress.due_ms = next_due_ms(
+                pace, now_ms=self._now_ms(), is_complete=is_complete, jitter=self._jitter()
+            )
+        if is_complete:
+            progress.known, progress.found = progress.found, set()
+            progress.done_at_ms = self._wall_ms()
+        return stretch.requests
+
+    async def _take(self, progress: _Progress, stretch: ScrubStretch) -> None:
+        """Note what a stretch found, and mend what can be."""
+        progress.cursor = stretch.cursor
+        self._metrics.objects.inc(stretch.objects)
+        self._metrics.size_bytes.inc(stretch.looked_bytes)
+        for finding in stretch.findings:
+            progress.found.add(finding)
+            log.error(
+                "archive fault",
+                kind=finding.kind.value,
+                key=finding.key,
+                fault=finding.detail,
+                action=finding.action,
+            )
+            try:
+                how = await self._parts.healer.heal(finding)
+            except TieringError as error:
+                log.warning("an archived object could not be mended", key=finding.key, error=str(error))
+                continue
+            if how:
+                progress.found.discard(finding)
+                progress.known.discard(finding)
+                self._metrics.mended.labels(finding.kind.value).inc()
+
+    async def _look_for_orphans(self, search: _SearchProgress, pace: ScrubPace, requests_max: int) -> int:
+        is_complete, requests = False, 0
+        try:
+            if search.named is None:
+                search.ours = frozenset(self._progress)
+                search.named = await self._parts.search.names(search.ours)
+                requests += len(search.ours)
+                search.start_after, search.orphans, search.orphan_bytes = None, 0, 0
+            while not is_complete and (not requests or requests < requests_max):
+                requests += await self._page(search, search.named)
+                is_complete = search.start_after is None
+            if is_complete:
+                await self._expire(pace)
+        except TieringError:
+            search.due_ms = next_due_ms(pace, now_ms=self._now_ms(), is_complete=False, jitter=self._jitter())
+            if search.start_after is None:
+                search.named = None
+            raise
+        if is_complete:
+            self._metrics.orphans.set(search.orphans)
+            self._metrics.orphan_bytes.set(search.orphan_bytes)
+            search.named = None
+            search.due_ms = next_due_ms(pace, now_ms=self._now_ms(), is_complete=True, jitter=self._jitter())
+        return requests
+
+    def _is_ours(self, partition: TopicIdPartition) -> bool:
+        """Say whether a partition was led when the search began, and is still."""
+        return self._search is not None and partition in self._search.ours and partition in self._progress
+
+    async def _page(self, search: _SearchProgress, named: NamedObjects) -> int:
+        page = await self._parts.search.page(named, start_after=search.start_after, is_ours=self._is_ours)
+        for partition, why in page.uncertain.items():
+            log.warning("objects cannot be judged, and are left alone", partition=str(partition), reason=why)
+        for finding in page.findings:
+            if finding.partition is not None:
+                self._progress[finding.partition].known.add(finding)
+        report = ScrubReport()
+        await move_orphans(self._parts, [one for one in page.orphans if not one.needs_operator], report)
+        self._metrics.quarantined.inc(len(report.moved))
+        waiting = [one for one in page.orphans if one not in report.moved]
+        search.orphans += len(waiting)
+        search.orphan_bytes += sum(one.stored.size_bytes for one in waiting)
+        search.start_after = page.next_start_after
+        return page.requests + 4 * len(page.orphans)
+
+    async def _expire(self, pace: ScrubPace) -> None:
+        expired = await self._parts.expiry.expire(
+            before_ms=self._ages_ms() - pace.quarantine_ms, is_ours=self._is_ours
+        )
+        self._metrics.deleted.inc(len(expired.deleted))
+
+    def _publish_pace(self) -> None:
+        is_enabled, interval_ms = self._pace.is_enabled, self._pace.full_interval_ms
+        self._metrics.interval_seconds.set(interval_ms / 1000 if is_enabled else 0)
+
+    def _publish(self) -> None:
+        """Show what is known to be wrong, by kind."""
+        kinds = Counter(finding.kind for one in self._progress.values() for finding in one.known | one.found)
+        for kind in FaultKind:
+            self._metrics.faults.labels(kind.value).set(kinds[kind])
+        done = [one.done_at_ms for one in self._progress.values()]
+        self._metrics.last_full.set(min(done, default=0) / 1000)

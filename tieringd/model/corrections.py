@@ -1,0 +1,90 @@
+"""
+Manifests in which a detail is corrected: offsets and records stay as they are.
+
+`with_upload_times` and `with_marks_redated` correct times that a wrong clock noted.
+
+`reindexed` gives one segment another index. An index is part of the name of its data object, because other
+bytes have other names. So where a lost index cannot be made again byte for byte, the same data gets a new
+name with the new index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tieringd.model.manifest_parts import Retired
+from tieringd.model.segment_table import SegmentTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.segment import RemoteSegment
+
+
+def reindexed(
+    manifest: PartitionManifest, old: RemoteSegment, new: RemoteSegment, *, now_ms: int
+) -> PartitionManifest:
+    """
+    Return *manifest* with *new* in the place of *old*, whose objects are to be deleted later.
+
+    Raises:
+        ValueError: *old* is not live in it, or *new* has other data, or the same index.
+    """
+    table = manifest.segments
+    row = table.row_at_or_after(old.base_offset)
+    is_same_data = (
+        replace(new, index_size_bytes=old.index_size_bytes, index_crc32c=old.index_crc32c) == old
+        and new != old
+    )
+    if row == len(table) or table[row] != old or not is_same_data:
+        raise ValueError(
+            f"offsets {new.base_offset} to {new.last_offset} of {manifest.partition} cannot get another index"
+        )
+    return replace(
+        manifest,
+        segments=table.replaced(row, row + 1, new),
+        retired=(*manifest.retired, Retired(SegmentTable.of([old]), now_ms)),
+    )
+
+
+def with_upload_times(table: SegmentTable, uploaded_ms: Mapping[int, int]) -> SegmentTable:
+    """Return *table* with other upload times, by base offset; those that it lacks count for nothing."""
+    for base_offset, time_ms in uploaded_ms.items():
+        row = table.row_at_or_after(base_offset)
+        if row < len(table) and table[row].base_offset == base_offset:
+            table = table.replaced(row, row + 1, replace(table[row], uploaded_at_ms=time_ms))
+    return table
+
+
+def with_marks_redated(
+    manifest: PartitionManifest, is_impossible: Callable[[int], bool], *, now_ms: int
+) -> PartitionManifest:
+    """
+    Return *manifest* with the times of what was retired or replaced set to *now_ms* where they cannot be.
+
+    The same manifest where all of them can be.
+    """
+
+    def possible(time_ms: int) -> int:
+        return now_ms if is_impossible(time_ms) else time_ms
+
+    spillover = manifest.spillover
+    redated = replace(
+        manifest,
+        retired=tuple(replace(one, retired_at_ms=possible(one.retired_at_ms)) for one in manifest.retired),
+        replacements=tuple(
+            replace(one, replaced_at_ms=possible(one.replaced_at_ms)) for one in manifest.replacements
+        ),
+        spillover=spillover
+        and replace(
+            spillover,
+            retired=tuple(
+                replace(one, retired_at_ms=possible(one.retired_at_ms)) for one in spillover.retired
+            ),
+        ),
+    )
+    marks = (manifest.retired, manifest.replacements, spillover and spillover.retired)
+    new_marks = (redated.retired, redated.replacements, redated.spillover and redated.spillover.retired)
+    return manifest if marks == new_marks else redated

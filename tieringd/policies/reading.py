@@ -1,0 +1,170 @@
+"""
+Chunk layout: how a stored segment is cut into the ranges that are hydrated.
+
+A chunk begins where a batch begins, as the sparse index says, and ends where the next one begins.
+Together the chunks of a segment are its data object, byte for byte. A chunk is as large as it can be
+without passing the wanted size; one that holds a larger batch (or a larger step of the index) is
+larger, as no batch is ever cut. In whole-segment mode there is one chunk.
+
+`ReadSequences` recognises a reader that comes to a place from the one before it. A place is any hashable
+value. The gateway's readers say nothing of themselves, so only the recently read places tell.
+
+`history_part` is the part of an older archive that a restored log goes on from. The other cluster's archive
+may go on after the restore, or lose its tail or head. Only its offsets up to a fixed end count, and those
+that are not there any more are a gap that readers cross.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tieringd.model.manifest_parts import Gap
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.segment import IndexEntry, SegmentIndex
+
+
+REMEMBERED = 4096
+
+GONE = "neither the old archive nor the new log has these offsets any more"
+
+
+class ReadSequences:
+    """The places that were read lately, of all readers together."""
+
+    def __init__(self) -> None:
+        self._recent: OrderedDict[Hashable, None] = OrderedDict()
+
+    def note(self, place: Hashable) -> None:
+        """Remember that *place* was read now."""
+        self._recent[place] = None
+        self._recent.move_to_end(place)
+        if len(self._recent) > REMEMBERED:
+            self._recent.popitem(last=False)
+
+    def was_read(self, place: Hashable) -> bool:
+        """Say whether *place* was read lately."""
+        return place in self._recent
+
+
+def history_part(manifest: PartitionManifest, *, end_offset: int, next_start: int) -> PartitionManifest:
+    """
+    Return what counts of an older archive: its offsets before *end_offset*, then a gap up to *next_start*.
+
+    *next_start* is where the newer archive begins now. The leader epochs are left out: they say nothing in
+    another cluster. A segment that lies over the end (the old cluster has merged segments, or gone back) does
+    not count, as its records past the end are none of this log: the gap begins with it.
+
+    What is spilled stays so. *end_offset* is not in it: the caller has taken back what reaches so far.
+    """
+    rows = manifest.segments.row_at_or_after(end_offset)
+    if rows < len(manifest.segments):
+        end_offset = min(end_offset, manifest.segments[rows].base_offset)
+    gaps = tuple(
+        replace(gap, last_offset=min(gap.last_offset, end_offset - 1))
+        for gap in manifest.gaps
+        if gap.base_offset < end_offset
+    )
+    part = replace(
+        manifest,
+        start_offset=min(manifest.start_offset, end_offset),
+        next_offset=min(manifest.next_offset, end_offset),
+        segments=manifest.segments.head(rows),
+        gaps=gaps,
+        epochs=(),
+        retired=(),
+        unsettled=None,
+        crossing=(),
+        spillover=manifest.spillover if manifest.start_offset < end_offset else None,
+    )
+    if part.next_offset < next_start:
+        part = part.with_gap(Gap(part.next_offset, next_start - 1, GONE, 0))
+    return part
+
+
+def part_holding(parts: Iterable[PartitionManifest], offset: int) -> PartitionManifest | None:
+    """Return the one of some archives that has *offset*, be it a gap; None where none has."""
+    return next((part for part in parts if part.start_offset <= offset < part.next_offset), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A run of whole batches of one segment."""
+
+    number: int
+    """From 0, in the order of the segment."""
+    position: int
+    """In the data object."""
+    size_bytes: int
+    base_offset: int
+    """Of its first batch; of the first chunk, of the segment."""
+    next_offset: int
+    """Of the next chunk's first batch; of the last chunk, of the segment. Compaction may leave less."""
+
+    @property
+    def end(self) -> int:
+        """Return the position in the data object where the next chunk begins."""
+        return self.position + self.size_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLayout:
+    """All chunks of one segment, in order; none of a segment without a byte."""
+
+    chunks: tuple[Chunk, ...]
+
+    def holding(self, offset: int) -> Chunk | None:
+        """
+        Return the chunk in which reading from *offset* begins; None past the segment's end.
+
+        That chunk may hold nothing at or after *offset* where compaction left a hole: the reader
+        goes on with the next one. Offsets before the segment are read from its beginning.
+        """
+        if not self.chunks or offset >= self.chunks[-1].next_offset:
+            return None
+        row = bisect_right(self.chunks, offset, key=lambda chunk: chunk.base_offset) - 1
+        return self.chunks[max(0, row)]
+
+    def after(self, chunk: Chunk) -> Chunk | None:
+        """Return the chunk that a sequential reader needs after *chunk*; None after the last one."""
+        number = chunk.number + 1
+        return self.chunks[number] if number < len(self.chunks) else None
+
+
+def plan_chunks(index: SegmentIndex, *, chunk_bytes: int, is_whole: bool = False) -> ChunkLayout:
+    """Cut a segment into chunks of about *chunk_bytes*; into one with *is_whole*."""
+    assert chunk_bytes > 0, "a chunk has a size"
+    if not index.size_bytes:
+        return ChunkLayout(())
+    entries = index.entries
+    rows = [] if is_whole else _first_rows(entries, index.size_bytes, chunk_bytes)
+    positions = [0, *(entries[row].position for row in rows), index.size_bytes]
+    offsets = [index.base_offset, *(entries[row].offset for row in rows), index.last_offset + 1]
+    return ChunkLayout(
+        tuple(
+            Chunk(number, position, positions[number + 1] - position, offsets[number], offsets[number + 1])
+            for number, position in enumerate(positions[:-1])
+        )
+    )
+
+
+def _first_rows(entries: Sequence[IndexEntry], size_bytes: int, chunk_bytes: int) -> list[int]:
+    """Return the index rows at which the second and later chunks begin."""
+    rows: list[int] = []
+    start, row = 0, 0
+    while size_bytes - start > chunk_bytes:
+        farthest = bisect_right(entries, start + chunk_bytes, lo=row, key=lambda entry: entry.position) - 1
+        # Where nothing begins within a chunk's size, the chunk is as long as it takes to the next start.
+        row = farthest if farthest >= row and entries[farthest].position > start else max(farthest + 1, row)
+        if row >= len(entries) or entries[row].position >= size_bytes:
+            break
+        start = entries[row].position
+        rows.append(row)
+        row += 1
+    return rows

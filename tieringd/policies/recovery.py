@@ -1,0 +1,189 @@
+"""
+What of a partition's archive is brought back: all of it, or its newest part.
+
+Whole segments, from the end backwards, without leaving one out. The newest segment always comes: a
+partition without a record would begin its offsets anew.
+
+`target_fault` checks topics that are brought into a live cluster: their names there, their settings, and
+what would lose them. A broker deletes by the times of the records, and those are as old as the archive. A
+topic with the cluster's ordinary retention would lose its restored records within minutes.
+
+`fault_of_takeover` tells whether the archive in a target goes on from the one in the source, or is another
+with a part missing. A daemon that was restarted with the target's configuration before a move was over
+finds an archive there that ends too early, or none. Where its log begins later, it records a gap, or begins
+anew; and the source holds what is missing. Then the source must stay. This policy only compares; the mover
+acts on it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tieringd.policies.retention_time import retention_time_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tieringd.model.manifest import PartitionManifest
+    from tieringd.model.manifest_parts import Gap
+    from tieringd.model.segment import RemoteSegment
+
+
+KEEPING: Mapping[str, str] = {
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "message.timestamp.type": "CreateTime",
+}
+"""What a topic is created with: all that is written to it stays, and keeps its times."""
+
+_UNLIMITED = -1
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """What a topic is named in the target cluster."""
+
+    pattern: str | None = None
+    """A regular expression that the whole name matches; others keep their name."""
+    replacement: str = ""
+    r"""May refer to groups of the pattern: `\1`."""
+    prefix: str = ""
+    suffix: str = ""
+
+    def name_of(self, topic: str) -> str:
+        """
+        Return the name in the target cluster.
+
+        Raises:
+            ValueError: It is no name that a topic may have, or the replacement names no group.
+        """
+        name = topic
+        if self.pattern is not None:
+            found = re.fullmatch(self.pattern, topic)
+            try:
+                name = topic if found is None else found.expand(self.replacement)
+            except (re.error, IndexError) as error:
+                raise ValueError(f"{self.replacement!r} cannot replace {self.pattern!r}: {error}") from error
+        name = f"{self.prefix}{name}{self.suffix}"
+        if not _LEGAL_NAME.fullmatch(name) or name in {".", ".."}:
+            raise ValueError(f"topic {topic} would be named {name!r}, which no topic may be")
+        return name
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFault:
+    """Why a topic would not keep what is written to it, and what to do."""
+
+    reason: str
+    hint: str
+
+
+def target_fault(
+    settings: Mapping[str, str], *, oldest_ms: int, size_bytes: int, now_ms: int
+) -> TargetFault | None:
+    """
+    Say why a topic with these *settings* would not keep what is written to it; None where it would.
+
+    *oldest_ms* is the time of its oldest record, -1 where none has a time; *size_bytes* what its largest
+    partition has.
+    """
+    if settings.get("message.timestamp.type") == "LogAppendTime":
+        return TargetFault(
+            "message.timestamp.type=LogAppendTime: the records would lose their times",
+            "Set it to CreateTime for the time of the recovery",
+        )
+    if "delete" not in settings.get("cleanup.policy", "delete"):
+        return None
+    kept_ms = int(settings.get("retention.ms", _UNLIMITED))
+    if kept_ms >= 0 and 0 <= oldest_ms < now_ms - kept_ms:
+        return TargetFault(
+            f"retention.ms={kept_ms}, and the oldest record is {now_ms - oldest_ms} ms old: the broker would "
+            "delete it within minutes",
+            "Set retention.ms=-1 for it, or bring back less with --last-ms",
+        )
+    kept_bytes = int(settings.get("retention.bytes", _UNLIMITED))
+    if 0 <= kept_bytes < size_bytes:
+        return TargetFault(
+            f"retention.bytes={kept_bytes}, and {size_bytes} bytes of a partition come: the broker would "
+            "delete the oldest within minutes",
+            "Set retention.bytes=-1 for it, or bring back less with --last-bytes",
+        )
+    return None
+
+
+def fault_of_takeover(there: PartitionManifest, source: PartitionManifest) -> str:
+    """
+    Return why *there*, which a daemon has written, does not go on from *source*; empty when it does.
+
+    Both have to hold what they have spilled.
+    """
+    # It is copied with the manifest, and never changes.
+    if there.began_at_ms != source.began_at_ms:
+        return "a daemon began the archive in the target anew: what the source holds is not in it"
+    for gap in there.gaps:
+        base_offset = max(gap.base_offset, source.start_offset)
+        lost = source.segments.overlapping(base_offset, min(gap.next_offset, source.next_offset))
+        if lost:
+            return (
+                f"the target has a gap from offset {gap.base_offset} to {gap.last_offset}, and the source "
+                f"holds records of it, from {max(base_offset, lost[0].base_offset)} on"
+            )
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreLimits:
+    """How much is wanted of each partition; None means no limit of that kind."""
+
+    last_bytes: int | None = None
+    last_ms: int | None = None
+    """Counted back from the partition's newest record: an archive may be years old."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """The segments that are brought back, and what is lost between them."""
+
+    segments: tuple[RemoteSegment, ...]
+    """Ascending, without a hole but for *gaps*."""
+    gaps: tuple[Gap, ...]
+    """Inside of what is brought back: offsets that nobody has any more."""
+    left_segments: int
+    """The older ones that stay in the archive."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the bytes of the segments."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+    @property
+    def start_offset(self) -> int | None:
+        """Return the first offset; None when there is nothing."""
+        return self.segments[0].base_offset if self.segments else None
+
+
+def plan_restore(manifest: PartitionManifest, limits: RestoreLimits) -> RestorePlan:
+    """Choose what is brought back of *manifest*: the larger limit does not matter, the smaller one holds."""
+    table = manifest.segments
+    newest_ms = max((retention_time_ms(segment) for segment in table), default=0)
+    first, size_bytes = len(table), 0
+    for row in range(len(table) - 1, -1, -1):
+        segment = table[row]
+        size_bytes += segment.size_bytes
+        is_newest = row == len(table) - 1
+        if not is_newest and limits.last_bytes is not None and size_bytes > limits.last_bytes:
+            break
+        is_old = limits.last_ms is not None and retention_time_ms(segment) < newest_ms - limits.last_ms
+        if not is_newest and is_old:
+            break
+        first = row
+    segments = tuple(table[row] for row in range(first, len(table)))
+    start_offset = segments[0].base_offset if segments else manifest.next_offset
+    return RestorePlan(
+        segments,
+        gaps=tuple(gap for gap in manifest.gaps if segments and gap.base_offset >= start_offset),
+        left_segments=first,
+    )
