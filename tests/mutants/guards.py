@@ -239,26 +239,26 @@ GUARDS: tuple[Guard, ...] = (
     # Gaps and holes.
     guard(
         "gap-needs-two-looks",
-        f"{_ARCHIVING}/gap_recorder.py",
+        f"{_ARCHIVING}/archiver.py",
         "        if self._missed is None or not _covers(self._missed[1], missing):",
         "        if False:",
         "A gap is recorded only when two looks have missed the offsets",
         Edit(
-            f"{_ARCHIVING}/gap_recorder.py",
+            f"{_ARCHIVING}/archiver.py",
             "        if self._missed[0] == seen.look:",
             "        if False:",
         ),
     ),
     guard(
         "gap-looks-have-numbers",
-        f"{_ARCHIVING}/gap_recorder.py",
+        f"{_ARCHIVING}/archiver.py",
         "        if self._missed[0] == seen.look:",
         "        if False:",
         "One look never counts as two for a gap",
     ),
     guard(
         "hole-looks-have-numbers",
-        f"{_ARCHIVING}/hole_watch.py",
+        f"{_ARCHIVING}/archiver.py",
         "return frozenset(hole for hole, first in self._first_seen.items() if first != self._look)",
         "return frozenset(self._first_seen)",
         "A transaction counts as aborted for a hole only when two looks have found it",

@@ -77,18 +77,18 @@ class GapRecorder:
         self._missed: tuple[int, MissingRange] | None = None
         """What an earlier look missed, with its number."""
 
-    async def record_missing(
-        self, stored: StoredManifest, plan: UploadPlan, seen: Observation
-    ) -> tuple[StoredManifest, int, bool]:
+    def missing(self, plan: UploadPlan, seen: Observation) -> tuple[Gap | None, bool]:
         """
-        Record offsets that left the disk before they were copied, on the second look that misses them.
+        Return the gap of offsets that left the disk before they were copied, if two looks have missed them.
 
-        Returns the stored manifest, the gaps recorded, and whether the plan may be acted on.
+        It is committed together with what follows it, and not before: the leader epochs of that say which log
+        it is a gap of. Another leader's log may have these offsets, or no batch that begins where it ends.
+        Returns whether the plan may be acted on as well.
         """
         missing = plan.missing
         if missing is None or not plan.slices:
             self._missed = None
-            return stored, 0, missing is None
+            return None, missing is None
         if self._missed is None or not _covers(self._missed[1], missing):
             self._missed = (seen.look, missing)
             self._log.warning(
@@ -97,24 +97,25 @@ class GapRecorder:
                 local_first_offset=missing.last_offset + 1,
                 path=seen.log.partition.path,
             )
-            return stored, 0, False
+            return None, False
         if self._missed[0] == seen.look:
-            return stored, 0, False
+            return None, False
         reason = "the broker removed these offsets before they were copied"
-        return await self.record(stored, missing.base_offset, missing.last_offset, reason), 1, True
+        return Gap(missing.base_offset, missing.last_offset, reason, self._now_ms()), True
 
     async def record(
-        self, stored: StoredManifest, base_offset: int, last_offset: int, reason: str
+        self, stored: StoredManifest, base_offset: int, last_offset: int, reason: str, *, after: Gap | None
     ) -> StoredManifest:
         """
-        Record one gap at the archive's end.
+        Record one gap at the archive's end, behind the one that is to come *after* what is stored.
 
         Raises:
             FencedError: Another writer owns the manifest now.
             StorageUnavailable: The next step looks again.
         """
+        manifest = stored.existing if after is None else stored.existing.with_gap(after)
         gap = Gap(base_offset, last_offset, reason, self._now_ms())
-        return await self._claim.commit(stored, stored.existing.with_gap(gap))
+        return await self._claim.commit(stored, manifest.with_gap(gap))
 
 
 def _covers(earlier: MissingRange, missing: MissingRange) -> bool:
@@ -404,11 +405,10 @@ class Archiver:
         self._quarantine.lift(seen.uploadable)
         slices = self._quarantine.passes(plan.slices)
 
-        stored, gaps, plan_holds = await self._gaps.record_missing(stored, plan, seen)
-        uploaded, failure = 0, None
+        gap, plan_holds = self._gaps.missing(plan, seen)
+        uploaded, gaps, failure = 0, 0, None
         if plan_holds:
-            stored, uploaded, skipped, failure = await self._upload(stored, slices, seen)
-            gaps += skipped
+            stored, uploaded, gaps, failure = await self._upload(stored, gap, slices, seen)
         trimmed = expired = 0
         if not self._quarantine.fault and (failure is None or isinstance(failure, _STORE_ERRORS)):
             # What is durable may go, the more so when the store is full or away.
@@ -506,44 +506,49 @@ class Archiver:
         )
 
     async def _upload(
-        self, stored: StoredManifest, slices: Sequence[SegmentSlice], seen: Observation
+        self, stored: StoredManifest, gap: Gap | None, slices: Sequence[SegmentSlice], seen: Observation
     ) -> tuple[StoredManifest, int, int, TieringError | None]:
         """
-        Copy *slices* side by side and commit the longest prefix that succeeded.
+        Copy *slices* side by side and commit the longest prefix that succeeded, behind *gap* if there is one.
 
-        Returns the stored manifest, the slices committed, the gaps recorded for segments that
+        Returns the stored manifest, the slices committed, the gaps recorded, with those for segments that
         can never be copied, and the failure that ended the prefix.
         """
+        begin = stored.existing if gap is None else stored.existing.with_gap(gap)
+        gaps = 0
         outcome = await self._uploader.upload(
             seen.uploadable,
             slices,
-            next_offset=stored.existing.next_offset,
+            next_offset=begin.next_offset,
             urgency=self._urgency(stored.existing, seen),
             final_holes=self._holes.confirmed,
         )
         if outcome.admitted:
-            appended = self._appended(stored.existing, outcome.admitted, seen)
+            appended = self._appended(begin, outcome.admitted, seen)
             appended_bytes = sum(copy.remote.size_bytes for copy in outcome.admitted)
             stored = await self._hint.commit_with_hint(stored, appended, seen, appended_bytes=appended_bytes)
             for copy in outcome.admitted:
                 if copy.part.is_whole:
                     self._trimmer.note_proved(copy.remote.base_offset, copy.part.segment.identity)
-        stored, gaps, failure = await self._after_failure(stored, outcome)
-        return stored, len(outcome.admitted), gaps, failure
+            gap, gaps = None, int(gap is not None)
+        stored, skipped, failure = await self._after_failure(stored, gap, outcome, seen)
+        return stored, len(outcome.admitted), gaps + skipped, failure
 
     async def _after_failure(
-        self, stored: StoredManifest, outcome: UploadOutcome
+        self, stored: StoredManifest, gap: Gap | None, outcome: UploadOutcome, seen: Observation
     ) -> tuple[StoredManifest, int, TieringError | None]:
-        """Record or quarantine what can never be copied; hand back any other failure."""
+        """Record or quarantine what can never be copied, behind *gap*; hand back any other failure."""
         failed, failure = outcome.failed, outcome.failure
         if failed is None:
             return stored, 0, None
         if isinstance(failure, OldMagicError):
             reason = "message format v0/v1 is not archived"
-            stored = await self._gaps.record(stored, failed.base_offset, failed.next_offset - 1, reason)
-            return stored, 1, None
+            stored = await self._gaps.record(
+                stored, failed.base_offset, failed.next_offset - 1, reason, after=gap
+            )
+            return stored, 1 if gap is None else 2, None
         if isinstance(failure, CorruptDataError):
-            self._quarantine.enter(failed.segment, failure)
+            self._quarantine.enter(failed.segment, failure, seen.uploadable)
             return stored, 0, None
         return stored, 0, failure
 

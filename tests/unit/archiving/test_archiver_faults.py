@@ -105,6 +105,29 @@ async def test_gap_is_recorded_after_two_looks(writer, archiver, store, metrics)
     assert value_of(metrics, "tieringd_archive_gap_offsets", topic="orders", partition="0") == kept - lost
 
 
+async def test_gap_is_committed_with_what_follows_it(writer, archiver, store):
+    """Where what is behind a gap cannot be uploaded, there is no gap: a later leader may have its offsets."""
+    writer.closed_segment()
+    await archiver.step(observed(writer))
+    lost = writer.closed_segment()
+    kept = writer.closed_segment()
+    writer.drop_head()
+    writer.drop_head()
+    writer.flip_byte(kept)
+    for _ in range(3):
+        await archiver.step(observed(writer))
+    assert archiver.quarantine_fault
+    assert stored_manifest(store, writer).gaps == ()
+    assert stored_manifest(store, writer).next_offset == lost
+
+    writer.flip_byte(kept)
+    result = await archiver.step(observed(writer))
+    assert (result.gaps, result.uploaded) == (1, 1)
+    manifest = stored_manifest(store, writer)
+    assert [(one.base_offset, one.next_offset) for one in manifest.gaps] == [(lost, kept)]
+    assert bases(store, writer) == [0, kept]
+
+
 async def test_gap_that_moved_is_looked_at_twice_again(writer, archiver, store):
     """When more is missing at the second look, there has to be a third."""
     writer.closed_segment()
