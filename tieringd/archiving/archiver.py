@@ -118,6 +118,12 @@ class GapRecorder:
         return await self._claim.commit(stored, manifest.with_gap(gap))
 
 
+def _first_of(seen: Observation) -> int:
+    """Return the first offset that the log has, by its files or by what the broker says of them."""
+    first_offset, log_start_offset = seen.uploadable.first_offset, seen.bounds.log_start_offset
+    return log_start_offset if first_offset is None else min(first_offset, log_start_offset)
+
+
 def _covers(earlier: MissingRange, missing: MissingRange) -> bool:
     return earlier.base_offset <= missing.base_offset and missing.last_offset <= earlier.last_offset
 
@@ -389,6 +395,7 @@ class Archiver:
         stored = await self._claim.current(
             lambda: self._begin(seen), log_start_offset=seen.bounds.log_start_offset
         )
+        stored = await self._begin_lower(stored, seen)
         self._report_coverage(stored.existing, seen)
         stored, waits_because = await self._lineage.keep(stored, seen, new_holes=self._holes.new)
         if waits_because:
@@ -477,9 +484,33 @@ class Archiver:
         )
 
     def _begin(self, seen: Observation) -> PartitionManifest:
-        first_offset = seen.uploadable.first_offset
-        start_offset = seen.bounds.log_start_offset if first_offset is None else first_offset
+        # What the broker has and this look at the files has missed is for the next look, or a gap.
+        start_offset = _first_of(seen)
         return PartitionManifest.begin(self._partition, start_offset=start_offset, now_ms=self._clock())
+
+    async def _begin_lower(self, stored: StoredManifest, seen: Observation) -> StoredManifest:
+        """
+        Let an archive that never held anything begin where the log does now, if that is lower.
+
+        It began by another leader's log, and where that one began there may be no batch boundary in this one.
+        """
+        start_offset, manifest = _first_of(seen), stored.existing
+        if start_offset >= manifest.start_offset or not manifest.is_unused or not seen.log.segments:
+            return stored
+        self._log.info(
+            "the archive holds nothing yet, and begins lower now",
+            start_offset=start_offset,
+            start_offset_before=manifest.start_offset,
+        )
+        return await self._claim.commit(
+            stored,
+            replace(
+                manifest,
+                start_offset=start_offset,
+                next_offset=start_offset,
+                trimmed_offset=max(start_offset, seen.bounds.log_start_offset),
+            ),
+        )
 
     def _report_coverage(self, manifest: PartitionManifest, seen: Observation) -> None:
         """Say once how archive and local log lie to each other, as after a pause or a change of leader."""
