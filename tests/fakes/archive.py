@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tests.fakes.log_writer import LogWriter
     from tieringd.archive.manifest_store import StoredManifest
     from tieringd.broker.base import Broker
+    from tieringd.broker.layout import Layout
     from tieringd.broker.pins import PinDirectory
     from tieringd.config import Config
     from tieringd.model.manifest import PartitionManifest
@@ -136,13 +137,14 @@ def archive_in(
     writer_id: str = "a1",
     now_ms: Callable[[], int] | None = None,
     clock: ArchiveClock | None = None,
+    layout: Layout | None = None,
 ) -> Archive:
     """Return the services of one daemon process, or of one reader; *clock* where the host's may be wrong."""
     return archive_on(
         store,
         check_store=_fit,
         gate=UploadGate(UploadPace(4, None), timers=_LoopTimers()),
-        layout=KafkaLayout(),
+        layout=layout or KafkaLayout(),
         writer_id=writer_id,
         clock=clock or archive_clock(now_ms or Clock(), store),
     )

@@ -207,33 +207,11 @@ GUARDS: tuple[Guard, ...] = (
         "Nothing is archived at or above the last stable offset",
     ),
     guard(
-        "commit-without-holes",
-        f"{_POLICIES}/upload.py",
-        "if segment is None or segment.base_offset != expected or segment.last_offset < segment.base_offset:",
-        "if segment is None:\n            continue\n        if segment.last_offset < segment.base_offset:",
-        "Only a prefix of uploads without a hole is committed",
-    ),
-    guard(
-        "file-unchanged-while-read",
-        f"{_ARCHIVING}/segment_copier.py",
-        "        _require_whole(file, part, scan, position)\n    file.require_unchanged()",
-        "        _require_whole(file, part, scan, position)",
-        "A file that changed while it was read is not archived",
-    ),
-    guard(
         "batch-checksum",
         "tieringd/formats/segment_scan.py",
         "if checksum(view[position + CRC_STARTS_AT : end]) != crc:",
         "if False:",
         "A damaged batch is never archived",
-        worlds=BROKER,
-    ),
-    guard(
-        "quarantine-stops-trims",
-        f"{_ARCHIVING}/archiver.py",
-        "if not self._quarantine.fault and (failure is None or isinstance(failure, _STORE_ERRORS)):",
-        "if failure is None or isinstance(failure, _STORE_ERRORS):",
-        "A partition with damaged data is not trimmed",
         worlds=BROKER,
     ),
     # Gaps and holes.
@@ -277,6 +255,12 @@ GUARDS: tuple[Guard, ...] = (
         "if not proved or not await self._is_current():",
         "if not proved:",
         "A deposed leader trims nothing that its successor has cut off",
+        Edit(
+            f"{_ARCHIVING}/trimmer.py",
+            "if not await self._record(before_offset, is_stored_end=is_stored_end):",
+            "if False:",
+        ),
+        worlds=STORM,
     ),
     guard(
         "is-current-before-expired-trim",
@@ -336,13 +320,6 @@ GUARDS: tuple[Guard, ...] = (
         "if not await self._record(before_offset, is_stored_end=is_stored_end):",
         "if False:",
         "A trim of ours is never taken for a user's DeleteRecords",
-    ),
-    guard(
-        "user-deletes-first",
-        f"{_ARCHIVING}/archiver.py",
-        "if not self._awaits_users_start(stored.existing, seen):",
-        "if True:",
-        "A trim waits until the archive has followed a user's DeleteRecords",
     ),
     # Pins.
     guard(
@@ -418,6 +395,81 @@ GUARDS: tuple[Guard, ...] = (
         "for one in takewhile(lambda one: one.retired_at_ms + delay_ms <= ages_ms, _free(manifest))",
         "for one in _free(manifest)",
         "Objects outlive what named them by the delete delay",
+        worlds=BROKER,
+    ),
+    # Objects of the store.
+    guard(
+        "read-back",
+        "tieringd/storage/checked_puts.py",
+        "        if not self.reads_back:\n            return True",
+        "        if True:\n            return True",
+        "What a store that takes checksums on trust has stored is read back",
+        Edit(
+            "tieringd/storage/checked_puts.py",
+            "if info.crc32c is not None and info.crc32c != crc32c:",
+            "if False:",
+        ),
+        worlds=STORM,
+    ),
+    guard(
+        "merge-of-what-is-there",
+        "tieringd/housekeeping/merging.py",
+        "        return found == merge.parts",
+        "        return True",
+        "A merge is committed only in the place of just the segments that it was made of",
+        worlds=STORM,
+    ),
+    guard(
+        "named-objects-stay",
+        "tieringd/policies/scrub.py",
+        "    if is_named(owner, one.key):\n        return Keep.NAMED",
+        "    if False:\n        return Keep.NAMED",
+        "A scrub takes no object that a manifest names",
+        worlds=STORM,
+    ),
+    guard(
+        "trim-names-its-epoch",
+        "tests/simulation/cluster_broker.py",
+        "if (leader, leader_epoch) != (self._number, leadership.leader_epoch):",
+        "if leader != self._number:",
+        "A trim is carried out only under the leader epoch that it was decided under (`broker/kafka.py`; the "
+        "simulated broker stands in for it)",
+        worlds=STORM,
+    ),
+    guard(
+        "topic-manifest-before-trim",
+        f"{_ARCHIVING}/observer.py",
+        "            if recorded is None and not config.never_trimmed_because:",
+        "            if False:",
+        "Nothing is trimmed before its topic manifest is in the bucket",
+        worlds=STORM,
+    ),
+    guard(
+        "gap-with-what-follows",
+        f"{_ARCHIVING}/archiver.py",
+        "        begin = stored.existing if gap is None else stored.existing.with_gap(gap)\n"
+        "        gaps = 0\n",
+        "        if gap is not None:\n"
+        "            stored, gap = await self._claim.commit(stored, stored.existing.with_gap(gap)), None\n"
+        "        begin = stored.existing\n"
+        "        gaps = 0\n",
+        "A gap is committed together with what follows it",
+        worlds=STORM,
+    ),
+    guard(
+        "begin-by-the-broker",
+        f"{_ARCHIVING}/archiver.py",
+        "return log_start_offset if first_offset is None else min(first_offset, log_start_offset)",
+        "return log_start_offset if first_offset is None else first_offset",
+        "An archive begins where the broker's log does, not where one look finds its first file",
+        worlds=STORM,
+    ),
+    guard(
+        "quarantine-watches-the-damage",
+        f"{_ARCHIVING}/uploader.py",
+        "damaged = (one for one in local_log.segments if one.path == error.source)",
+        "damaged = ()",
+        "A partition that a damaged file holds back goes on once that file is mended",
         worlds=BROKER,
     ),
 )

@@ -89,17 +89,19 @@ def tried(guard: Guard, *, seeds: int, known: tuple[str, int] | None) -> Caught:
     caught = Caught(guard, histories=found["histories"], cpu_seconds=found["cpu_seconds"])
     if failure is None:
         return caught
-    _require_sound(f"{failure['world']}:{failure['seed']}")
+    fault = _why_unsound(f"{failure['world']}:{failure['seed']}")
+    if fault:
+        return Caught(guard, reason=fault, histories=caught.histories, cpu_seconds=caught.cpu_seconds)
     return Caught(
         guard, failure["world"], failure["seed"], failure["reason"], caught.histories, caught.cpu_seconds
     )
 
 
-def _require_sound(history: str) -> None:
-    """See that a history holds with every guard in its place: else it shows nothing."""
+def _why_unsound(history: str) -> str:
+    """Return why a history shows nothing: it fails with every guard in its place. Empty when it holds."""
     done = _histories(ROOT, [history])
-    if json.loads(done.stdout.splitlines()[-1])["failure"] is not None:
-        raise RuntimeError(f"{history} fails with every guard in its place: {done.stdout}")
+    found = json.loads(done.stdout.splitlines()[-1])["failure"]
+    return "" if found is None else f"{history} fails with every guard in its place: {found['reason']}"
 
 
 def _histories(tree: Path, wanted: list[str]) -> subprocess.CompletedProcess[str]:
@@ -155,13 +157,13 @@ def main() -> int:
         for run in runs:
             one = run.result()
             results.append(one)
-            said = (
-                f"caught by {one.world} {one.seed}: {one.reason[:110]!r}" if one.is_caught else "NOT CAUGHT"
-            )
+            if options.write:
+                # At once: a run of hours that is cut short has not been for nothing.
+                write_table(results)
+            said = f"caught by {one.world} {one.seed}" if one.is_caught else "NOT CAUGHT"
+            said = f"{said}: {one.reason[:110]!r}" if one.reason else said
             said = f"{said} ({one.histories} histories, {one.cpu_seconds} s)"
             print(f"{one.guard.name}: {said}", flush=True)  # noqa: T201 - the run tells how it goes
-    if options.write:
-        write_table(results)
     missed = [one.guard.name for one in results if not one.is_caught]
     said = f"{len(results) - len(missed)} of {len(results)} guards caught"
     print(f"{said}; missed: {', '.join(missed) or 'none'}")  # noqa: T201 - likewise

@@ -24,6 +24,7 @@ from tests.simulation.node import ROUND_SECONDS, Node
 from tests.simulation.replica import Replica
 from tests.simulation.replication import Replication
 from tests.simulation.scrubbing import expect_clean
+from tieringd.broker.layout import KafkaLayout
 from tieringd.formats.object_keys import TopicKey
 from tieringd.formats.topic_manifest import Archiving
 from tieringd.storage.memory import MemoryStore
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.simulation.faults import ClusterWire
+    from tieringd.broker.layout import Layout
     from tieringd.config import Config
     from tieringd.housekeeping.job import HousekeepingJob
     from tieringd.model.partition import TopicPartition
@@ -102,6 +104,10 @@ class Cluster:
             on_trim=self.on_trim,
             elects_uncleanly=self.elects_uncleanly,
         )
+
+    def layout(self) -> Layout:
+        """Return how a daemon reads the files of its broker."""
+        return KafkaLayout()
 
     def jobs(self, *_: object) -> Sequence[HousekeepingJob]:
         """Return the jobs of housekeeping that run in a daemon: none."""

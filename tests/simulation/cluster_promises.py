@@ -196,6 +196,8 @@ class ClusterPromises:
             header = parse_header(data, position)
             batch = data[position : position + header.size_bytes]
             assert header.base_offset == expected, f"{segment} lacks {expected}"
+            is_newer = header.leader_epoch > segment.leader_epoch
+            assert not is_newer, f"{segment} has a batch of epoch {header.leader_epoch}"
             assert batch in partition.log._journal[expected], f"{segment}: {expected} was never written so"
             position, expected = position + len(batch), header.last_offset + 1
         assert expected == segment.next_offset, f"{segment} ends at {expected}"

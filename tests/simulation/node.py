@@ -51,7 +51,7 @@ class Node:
         log_dir, pin_root = cluster.directories(number)
         self.reconciler = reconciler_of(
             config := cluster.config(log_dir),
-            archive := archive_in(store, writer_id=writer_id, now_ms=cluster.now_ms),
+            archive := archive_in(store, writer_id=writer_id, now_ms=cluster.now_ms, layout=cluster.layout()),
             cluster.broker_over(self.broker_wire, number),
             now_ms=cluster.now_ms,
             pins={str(log_dir): PinDirectory(str(pin_root))} if cluster.has_pins else None,

@@ -7,6 +7,7 @@ there cannot hide itself; the formats are shared, and have tests of their own.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -35,8 +36,12 @@ class Promises:
         writers: list[LogWriter],
         *,
         may_expire: Callable[[LogWriter, RemoteSegment], bool] = lambda *_: False,
+        delete_delay_seconds: float = 0.0,
     ) -> None:
         """Take what is looked at; *may_expire* says what total retention lets go of."""
+        self._delete_delay_seconds = delete_delay_seconds
+        self._gone_at: dict[str, float] = {}
+        """When each data object left the manifest."""
         self._store = store
         self._manifests = StoredManifests(store)
         self._may_expire = may_expire
@@ -47,6 +52,7 @@ class Promises:
     def check(self) -> None:
         """Look at everything once."""
         self.checks += 1
+        self._check_delay()
         for writer in self._writers:
             manifest = self.manifest_of(writer)
             if manifest is not None:
@@ -94,11 +100,22 @@ class Promises:
             assert segment.last_offset < manifest.start_offset, f"{writer.name}: a part of {segment} is gone"
         retired = {_undated(segment) for one in manifest.retired for segment in one.segments}
         known = [segment for one in earlier.retired for segment in one.segments]
+        for segment in gone:
+            self._gone_at.setdefault(data_key(manifest.partition, segment), self._now_seconds())
         for segment in [*known, *gone]:
             is_there = self._object(data_key(manifest.partition, segment)) is not None
             is_known = _undated(segment) in retired
             assert is_known or not is_there, f"{writer.name}: nobody will delete {segment}"
         return kept
+
+    def _check_delay(self) -> None:
+        """An object outlives what named it by the delete delay: readers may have the manifest of before."""
+        for key in [one for one in self._gone_at if self._object(one) is None]:
+            seconds = self._now_seconds() - self._gone_at.pop(key)
+            assert seconds >= self._delete_delay_seconds, f"{key} was deleted after {seconds} s"
+
+    def _now_seconds(self) -> float:
+        return asyncio.get_running_loop().time() if self._delete_delay_seconds else 0.0
 
     def _check_kept(self, writer: LogWriter, manifest: PartitionManifest, kept: list[RemoteSegment]) -> None:
         """What was held is held as it was, or as a part of a merge, and then its objects go later."""

@@ -47,9 +47,31 @@ class Replica(LogWriter):
         self._journal = journal
         self.high_watermark = 0
         self.deletions: list[Deletion] = []
+        self.notes_epochs_after: Random | None = None
+        """Says how much later a new leader's epoch is in the file of epochs, up to its first record."""
         self.counts_strays = True
         """Whether what is set aside counts as held, if it is of this log. Not where its note may be lost."""
         self._closed_at: dict[int, float] = {}
+
+    def begin_epoch(self, leader_epoch: int) -> None:
+        """Note a new leader epoch, at once or, as far as the file is concerned, a little later."""
+        super().begin_epoch(leader_epoch)
+        if self.notes_epochs_after is not None:
+            seconds = self.notes_epochs_after.uniform(0, 6)
+            asyncio.get_running_loop().call_later(seconds, self._write_epochs)
+            self._write_epochs_before(leader_epoch)
+
+    def _write_epochs_before(self, leader_epoch: int) -> None:
+        known, self.epochs = self.epochs, [one for one in self.epochs if one[0] < leader_epoch]
+        super()._write_epochs()
+        self.epochs = known
+
+    def _add(self, written: _Written) -> int:
+        # The epoch is in the history before the first record under it.
+        if self.notes_epochs_after is not None:
+            self._write_epochs()
+        self._journal.setdefault(written.base_offset, set()).add(written.data)
+        return super()._add(written)
 
     def roll(self) -> int:
         """Close the active segment, and note when."""
@@ -224,10 +246,6 @@ class Replica(LogWriter):
             self.epochs = [each for each in self.epochs if each[1] < batch.base_offset]
             self.epochs.append((leader_epoch, batch.base_offset))
             self._write_epochs()
-
-    def _add(self, written: _Written) -> int:
-        self._journal.setdefault(written.base_offset, set()).add(written.data)
-        return super()._add(written)
 
 
 def _bounds(paths: Iterable[Path]) -> list[list[str]]:

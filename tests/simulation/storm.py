@@ -23,6 +23,7 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.node import ROUND_SECONDS
 from tests.simulation.storm_broker import StormBroker
 from tests.simulation.storm_promises import StormPromises
+from tests.simulation.torn_layout import TornLayout
 from tieringd.daemon.housekeeping import merge_job
 from tieringd.daemon.scrubbing import scrub_job
 from tieringd.metrics import Metrics
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tests.simulation.node import Node
     from tests.simulation.replication import Replication
     from tieringd.archiving.reconciler import Reconciler
+    from tieringd.broker.layout import Layout
     from tieringd.config import Config
     from tieringd.daemon.archive import Archive
     from tieringd.housekeeping.job import HousekeepingJob
@@ -73,6 +75,10 @@ class Storm(Cluster):
             for replica in partition.replicas:
                 replica.counts_strays = False
         self.promises = self._promises()
+        self._torn_rate = shape.choice([0.0, 0.1])
+        self._notes_late = shape.random() < 0.3
+        for replica in self.partitions[0].replicas if self._notes_late else ():
+            replica.notes_epochs_after = self.stream("notes")
         self._moving: set[asyncio.Task[None]] = set()
         self._dying: int | None = None
         """The broker whose daemon dies at its next commit."""
@@ -100,7 +106,7 @@ cloud_storage_enable_scrubbing: {str(self._scrubs).lower()}
 cloud_storage_partial_scrub_interval_ms: 20s
 cloud_storage_full_scrub_interval_ms: 20s
 cloud_storage_scrubbing_interval_jitter_ms: 0
-archive_orphan_grace_ms: 300s
+archive_orphan_grace_ms: 60s
 archive_quarantine_ms: 60s
 """,
         )
@@ -125,6 +131,10 @@ archive_quarantine_ms: 60s
             elects_uncleanly=self.elects_uncleanly,
             before_trim=self._before_trim,
         )
+
+    def layout(self) -> Layout:
+        """Return how a daemon reads the files of its broker."""
+        return TornLayout(self.stream(f"torn {self._lives}"), rate=self._torn_rate)
 
     def jobs(
         self, config: Config, archive: Archive, reconciler: Reconciler, writer_id: str
@@ -196,6 +206,7 @@ archive_quarantine_ms: 60s
             self._delete_records: 4 if self._users_delete else 0,
             self._go_bad: 4 if self._disks_go_bad else 0,
             # Where a replica that lags may lead, a trim for room takes a risk that is documented.
+            self._cross: 6 if self.elects_uncleanly else 0,
             self._need_room: 0 if self.elects_uncleanly else 3,
             self._look_again: 4,
             self._die_committing: 4,
@@ -280,6 +291,49 @@ archive_quarantine_ms: 60s
         if not partition.log.is_active_empty:
             partition.log.roll()
 
+    def _cross(self, partition: Replication) -> None:
+        self._begin(self._cross_over(partition))
+
+    async def _cross_over(self, partition: Replication) -> None:
+        """
+        Elect uncleanly a replica that has a transaction's records and not its end.
+
+        The records are in a closed segment, and the marker in it as well, or after it, or in a closed one.
+        """
+        random, leader, log = self._stops, partition.leader, partition.log
+        others = sorted(set(range(len(partition.replicas))) - {leader})
+        log.append(b"crossing", producer_id=3)
+        self._append_with(partition, random)
+        if random.random() < 0.5:
+            log.roll()
+        for broker in others:
+            partition.hear(broker)
+            partition.fetch(broker)
+            if random.random() < 0.3 and not partition.replicas[broker].is_active_empty:
+                partition.replicas[broker].roll()
+            partition.drop_out(broker)
+        if 3 in log.open_producers:
+            random.choice([log.commit, log.abort])(3)
+        for _ in range(random.randint(0, 2)):
+            self._append_with(partition, random)
+            if random.random() < 0.6:
+                log.roll()
+        partition.advance()
+        await asyncio.sleep(random.choice([4.0, 8.0, 16.0]))
+        if partition.leader == leader and partition.in_sync == {leader}:
+            partition.elect(random.choice(others))
+            for broker in (leader, *others):
+                partition.hear(broker)
+            await self._go_on_otherwise(partition, random)
+
+    async def _go_on_otherwise(self, partition: Replication, random: Random) -> None:
+        """End the transaction that crossed over once more, and perhaps in another way."""
+        if random.random() < 0.4:
+            partition.log.delete_oldest()
+        if 3 in partition.log.open_producers and random.random() < 0.7:
+            random.choice([partition.log.commit, partition.log.abort])(3)
+        await self._write_some(partition, random)
+
     # Users, disks and machines.
 
     def _delete_records(self, partition: Replication) -> None:
@@ -314,6 +368,14 @@ archive_quarantine_ms: 60s
     def _before_trim(self, broker: int, partition: Replication, before_offset: int) -> None:
         """See that no file goes that was found with other bytes than were written."""
         replica, node = partition.replicas[broker], self.nodes[broker]
+        manifest = self.promises.manifest_of(partition)
+        replaced_ms = max((one.replaced_at_ms for one in manifest.replacements), default=0) if manifest else 0
+        if (
+            node.has_rested_since(asyncio.get_running_loop().time() - 40)
+            and self.now_ms() > replaced_ms + 20_000
+        ):
+            # No other leader changed the archive a moment ago, so the daemon can know what it holds.
+            self._note_broken(lambda: self.promises.check_rested_trim(broker, partition, before_offset))
         for base, end, _ in replica.closed_segments():
             since = self.damaged.get((broker, base))
             if since is not None and end <= before_offset and node.has_rested_since(since):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tests.simulation.cluster_promises import ClusterPromises
+from tieringd.formats.object_keys import topic_key, topic_manifest_key
 
 if TYPE_CHECKING:
     from tests.simulation.replication import Replication
@@ -43,6 +44,23 @@ class StormPromises(ClusterPromises):
             assert self._data(manifest, one) == wanted, f"{name}: {one} is not what it was merged of"
         before = {*known, *merged}
         return [one for one in manifest.segments if one not in before]
+
+    def check_trim(self, broker: int, partition: Replication, before_offset: int) -> None:
+        """See that a restore would find the topic, and that the archive is not another leader's by now."""
+        super().check_trim(broker, partition, before_offset)
+        key = topic_manifest_key(topic_key(partition.log.identified))
+        assert self._object(key) is not None, f"{partition.name} is trimmed, and its topic has no manifest"
+
+    def check_rested_trim(self, broker: int, partition: Replication, before_offset: int) -> None:
+        """See that what a broker lets go of is in the archive as that broker has it, whoever leads."""
+        replica, manifest = partition.replicas[broker], self.manifest_of(partition)
+        assert manifest is not None, f"{partition.name} is trimmed, and has no archive"
+        for batch in replica.batches:
+            if max(replica.log_start_offset, manifest.start_offset) <= batch.base_offset < before_offset:
+                stored = manifest.segments.covering(batch.base_offset)
+                is_there = stored is not None and batch.data in self._data(manifest, stored)
+                what = f"{partition.name}: broker {broker} trims to {before_offset}"
+                assert is_there, f"{what}, and {batch.base_offset} is not in the archive any more"
 
     def check_put(self, key: str) -> None:
         """See that no object is written over with other bytes; one that arrived damaged is sent again."""

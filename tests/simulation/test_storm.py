@@ -22,3 +22,16 @@ def test_promises_hold_in_every_storm(tmp_path, chunk, quiet):
             raise
         # The daemons meet only what they were built for.
         assert not [each for each in quiet if each["event"].startswith("archiver failed")], seed
+
+
+def test_storm_of_a_seed_is_the_same_each_time(tmp_path):
+    """A seed that failed once fails again: every request comes in the same order."""
+    histories = []
+    for name in ("first", "again"):
+        storm = Storm(1, tmp_path / name)
+        run_virtual(storm.run(), seed=1)
+        # The names of trials of the store are random.
+        histories.append([each for each in storm.store.requests if not each[1].startswith("tieringd-probe/")])
+
+    assert histories[0] == histories[1]
+    assert len(histories[0]) > 50

@@ -102,7 +102,9 @@ class World:
         self.writers = [
             LogWriter(log_dir, "orders", number, first_offset=number * 100) for number in range(3)
         ]
-        self.promises = Promises(self.store, self.writers, may_expire=self._may_expire)
+        self.promises = Promises(
+            self.store, self.writers, may_expire=self._may_expire, delete_delay_seconds=1.0
+        )
         self._log_dir = log_dir
         self._has_broker = seed % 4 != 0
         # An election takes records away again, and then nobody can say how many bytes there once were.

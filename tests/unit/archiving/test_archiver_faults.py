@@ -108,7 +108,7 @@ async def test_gap_is_recorded_after_two_looks(writer, archiver, store, metrics)
 
 
 async def test_archive_does_not_begin_after_what_one_look_missed(writer, archiver, store):
-    """The broker says where its log begins: files that the first look of all missed are uploaded by the next."""
+    """The broker says where its log begins: files that the first look missed are uploaded by the next."""
     writer.closed_segment()
     writer.closed_segment()
     seen = observed(writer)
@@ -134,7 +134,7 @@ async def test_archive_that_holds_nothing_begins_where_the_log_does(writer, arch
 
 
 async def test_gap_is_committed_with_what_follows_it(writer, archiver, store):
-    """Where what is behind a gap cannot be uploaded, no gap is recorded: a later leader may have it."""
+    """Where what follows a gap cannot be uploaded there is no gap: a later leader may have it."""
     writer.closed_segment()
     await archiver.step(observed(writer))
     lost = writer.closed_segment()
