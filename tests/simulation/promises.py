@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from tieringd.storage.memory import MemoryStore
 
 
+TURNS_MAX = 3
+"""A daemon takes over one commit of another, and one of its own may arrive late."""
+
+
 class Promises:
     """What must hold at every moment of *writers*' logs and of their archive in *store*."""
 
@@ -42,6 +46,8 @@ class Promises:
         self._delete_delay_seconds = delete_delay_seconds
         self._gone_at: dict[str, float] = {}
         """When each data object left the manifest."""
+        self._turns: dict[tuple[str, int], list[str]] = {}
+        """Who committed under a partition's leader epoch, one after the other."""
         self._store = store
         self._manifests = StoredManifests(store)
         self._may_expire = may_expire
@@ -79,6 +85,7 @@ class Promises:
                 assert manifest.gaps[: len(gaps)] == gaps, f"{name}: history changed"
                 assert manifest.leader_epoch >= earlier.leader_epoch, f"{name}: a deposed leader wrote"
             self._seen[name] = manifest
+            self._check_writers(name, manifest)
         for segment in manifest.segments:
             data = self._object(data_key(manifest.partition, segment))
             assert data is not None, f"{name}: the object of {segment} is not in the bucket"
@@ -107,6 +114,13 @@ class Promises:
             is_known = _undated(segment) in retired
             assert is_known or not is_there, f"{writer.name}: nobody will delete {segment}"
         return kept
+
+    def _check_writers(self, name: str, manifest: PartitionManifest) -> None:
+        """Of two daemons under one leader epoch one stops: they do not take turns for ever."""
+        turns = self._turns.setdefault((name, manifest.leader_epoch), [])
+        if turns[-1:] != [manifest.writer_id]:
+            turns.append(manifest.writer_id)
+        assert turns.count(manifest.writer_id) <= TURNS_MAX, f"{name}: daemons take turns: {turns}"
 
     def _check_delay(self) -> None:
         """An object outlives what named it by the delete delay: readers may have the manifest of before."""
